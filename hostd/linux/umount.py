@@ -1,0 +1,142 @@
+"""One target unmounted, whatever its owner does beside it. Runs in a worker: every call here may hang.
+
+All calls are relative to the target's parent directory, entered with fchdir (this needs no /proc, unlike
+/proc/self/fd/N/name, which would read as "gone" where another PID namespace's /proc is mounted). The target itself is
+never opened: even an O_PATH fd of it pins the mount, and the answer would be EBUSY for ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final, NamedTuple
+
+from hostd.linux import libc, walk
+
+#: Mounts taken off one target in one go; what is left of a deeper stack is the next pass's.
+STACK_BOUND: Final = 64
+#: The last guard: the agent needs these directories for the pod's whole life, so they are never removed.
+KEPT: Final = frozenset({b"kernel-boot", b"container-disks", b"hotplug-disks"})
+
+
+class Outcome(NamedTuple):
+    """What became of one target.
+
+    `errno` 0: it is no mountpoint (any more), also when it was none before. Else what failed, and `error` in words.
+    With errno 0 a non-empty `error` says why the empty mountpoint was left where it is.
+    """
+
+    relative: bytes
+    #: Successful umounts; in a shared peer group one of them may remove several mounts.
+    done: int
+    errno: int
+    error: str
+    #: The mountpoint (an empty file or directory, a block node) was deleted.
+    removed: bool
+    #: False only where it is known to be no mountpoint.
+    mounted: bool
+    #: A plain umount was refused as busy and MNT_DETACH did it: something may pin the file system still.
+    detached: bool = False
+
+
+def unmount(root_fd: int, relative: bytes, *, lazy: bool, block_node: bool) -> Outcome:
+    """Unmounts the whole stack on `relative` below `root_fd`, then deletes the mountpoint when it is empty.
+
+    Plain umounts first; with `lazy` a busy one is detached (with all that is mounted below it). A block device's node
+    is deleted only with `block_node`. Leaves the process in "/".
+    """
+    try:
+        parent, name = walk.split(relative)
+        fd = walk.open_beneath(root_fd, parent, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        return _no_way(relative, error)
+    try:
+        os.fchdir(fd)
+        return _unmount_here(relative, name, lazy=lazy, block_node=block_node)
+    except OSError as error:
+        return Outcome(relative, 0, error.errno or errno.EIO, error.strerror or str(error), removed=False, mounted=True)
+    finally:
+        # The current directory pins its mount: never a pod's while idle.
+        os.chdir(b"/")
+        os.close(fd)
+
+
+def _no_way(relative: bytes, error: OSError) -> Outcome:
+    if error.errno == errno.ENOENT:
+        return Outcome(relative, 0, 0, "", removed=False, mounted=False)
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        reason = f"refused: a symlink or a file stands where a directory of the path should be ({reason})"
+    return Outcome(relative, 0, error.errno or errno.EIO, reason, removed=False, mounted=True)
+
+
+def _unmount_here(relative: bytes, name: bytes, *, lazy: bool, block_node: bool) -> Outcome:
+    done, detached = 0, False
+    while done < STACK_BOUND:
+        try:
+            detached |= _umount_one(name, lazy=lazy)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return Outcome(relative, done, 0, "", removed=False, mounted=False, detached=detached)
+            if error.errno == errno.EINVAL:
+                return _remove(Outcome(relative, done, 0, "", False, False, detached), name, block_node=block_node)
+            return Outcome(relative, done, error.errno or errno.EIO, _why(error), False, True, detached)
+        done += 1
+    reason = f"more than {STACK_BOUND} mounts are stacked here: the rest is left to the next pass"
+    return Outcome(relative, done, errno.EAGAIN, reason, removed=False, mounted=True, detached=detached)
+
+
+def _umount_one(name: bytes, *, lazy: bool) -> bool:
+    """Takes the topmost mount off; whether it had to be detached."""
+    try:
+        libc.umount2(name, libc.UMOUNT_NOFOLLOW)
+    except OSError as error:
+        if not lazy or error.errno != errno.EBUSY:
+            raise
+        libc.umount2(name, libc.UMOUNT_NOFOLLOW | libc.MNT_DETACH)
+        return True
+    return False
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EBUSY:
+        return "busy: a process, a loop device or a mount below uses it"
+    return error.strerror or str(error)
+
+
+def _remove(outcome: Outcome, name: bytes, *, block_node: bool) -> Outcome:
+    """Deletes the mountpoint if nothing is lost with it. Private copies in other namespaces go with a file."""
+    try:
+        left = _delete(name, os.lstat(name), block_node=block_node)
+    except FileNotFoundError:
+        return outcome
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            return outcome._replace(error="the directory is not empty and stays")
+        if error.errno == errno.EBUSY:
+            reason = "mounted again by somebody else meanwhile, or a mount that may not be taken off"
+            return outcome._replace(errno=errno.EBUSY, error=reason, mounted=True)
+        reason = f"unmounted, but the mountpoint cannot be deleted: {error.strerror}"
+        return outcome._replace(errno=error.errno or errno.EIO, error=reason)
+    if left == _SYMLINK:
+        return outcome._replace(errno=errno.ELOOP, error=left)
+    return outcome._replace(removed=not left, error=left)
+
+
+_SYMLINK = "refused: a symlink stands where the target should be"
+
+
+def _delete(name: bytes, found: os.stat_result, *, block_node: bool) -> str:
+    """Why it was left; empty when it was deleted."""
+    if stat.S_ISLNK(found.st_mode):
+        return _SYMLINK
+    if name in KEPT:
+        return "the agent needs this directory: it stays"
+    if stat.S_ISDIR(found.st_mode):
+        os.rmdir(name)
+    elif (stat.S_ISREG(found.st_mode) and not found.st_size) or (stat.S_ISBLK(found.st_mode) and block_node):
+        os.unlink(name)
+    else:
+        return "not an empty file, so it stays"
+    return ""
