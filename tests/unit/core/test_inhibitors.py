@@ -1,0 +1,191 @@
+"""Inhibitors live as long as a copy of their descriptor, over restarts of hostd, and no longer."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from hostd.core import inhibitors as module
+from hostd.core.inhibitors import Inhibitors
+from hostd.core.model import Inhibitor
+from hostd.errors import LimitExceeded
+from tests.support.core import OTHER, POD
+from tests.support.wait import eventually
+
+WHO = Inhibitor(POD, "backup", "a snapshot is taken")
+
+
+class Held:
+    """The inhibitors of one hostd after the other in one directory."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.ended: list[Inhibitor] = []
+        self.now = Inhibitors(directory, self.ended.append)
+
+    def take(self, inhibitor: Inhibitor = WHO) -> int:
+        return self.now.take(inhibitor.pod_uid, inhibitor.who, inhibitor.why)
+
+    def restart(self) -> list[str]:
+        self.now.close()
+        self.now = Inhibitors(self.directory, self.ended.append)
+        return self.now.restore()
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.now.directory))
+
+
+@pytest.fixture
+async def held(tmp_path: Any) -> Any:
+    made = Held(str(tmp_path))
+    yield made
+    made.now.close()
+
+
+@pytest.fixture
+async def fifo(held: Held) -> AsyncIterator[str]:
+    """The path of one inhibitor's FIFO, whose writer lives all through the test."""
+    fd = held.take()
+    yield os.path.join(held.now.directory, next(name for name in held.files() if not name.endswith(".json")))
+    os.close(fd)
+
+
+async def test_it_holds_its_vm_until_the_descriptor_is_closed(held: Held) -> None:
+    fd = held.take()
+    assert held.now.of(POD) == [WHO]
+    assert held.now.of(OTHER) == []
+    os.close(fd)
+    await eventually(lambda: held.ended == [WHO])
+    assert held.now.of(POD) == []
+    assert held.files() == []
+
+
+async def test_one_for_all_vms_holds_each(held: Held) -> None:
+    fd = held.take(Inhibitor("", "upgrade", "the node is upgraded"))
+    assert len(held.now.of(POD)) == len(held.now.of(OTHER)) == 1
+    os.close(fd)
+    await eventually(lambda: held.ended)
+
+
+async def test_only_the_last_copy_counts(held: Held) -> None:
+    fd = held.take()
+    copy = os.dup(fd)
+    os.close(fd)
+    other = held.take(Inhibitor(POD, "another", "goes first"))
+    os.close(other)
+    await eventually(lambda: held.ended)
+    assert held.now.of(POD) == [WHO]
+    os.close(copy)
+    await eventually(lambda: len(held.ended) == 2)
+
+
+async def test_it_ends_with_its_holder_however_that_ends(held: Held) -> None:
+    fd = held.take()
+    with subprocess.Popen(["sleep", "100"], pass_fds=[fd]) as holder:
+        os.close(fd)
+        assert held.now.of(POD) == [WHO]
+        holder.kill()
+    await eventually(lambda: held.ended == [WHO])
+
+
+async def test_what_a_client_writes_means_nothing(held: Held) -> None:
+    fd = held.take()
+    os.write(fd, b"release it!" * 1000)
+    other = held.take(Inhibitor(OTHER, "another", "goes first"))
+    os.close(other)
+    await eventually(lambda: held.ended)
+    assert held.now.of(POD) == [WHO]
+    os.close(fd)
+    await eventually(lambda: len(held.ended) == 2)
+
+
+async def test_it_survives_a_restart_of_hostd(held: Held) -> None:
+    fd = held.take()
+    assert held.restart() == []
+    assert held.now.of(POD) == [WHO]
+    os.close(fd)
+    await eventually(lambda: held.ended == [WHO])
+    assert held.files() == []
+
+
+async def test_one_let_go_while_hostd_was_down_is_gone(held: Held) -> None:
+    fd = held.take()
+    held.now.close()
+    os.close(fd)
+    held.now = Inhibitors(held.directory, held.ended.append)
+    assert held.now.restore() == []
+    assert (held.now.of(POD), held.ended, held.files()) == ([], [WHO], [])
+
+
+NOTES = {
+    "empty": b"",
+    "nul": bytes(40),
+    "null": b"null",
+    "list": b"[]",
+    "truncated": b'{"boot": "',
+    "no-keys": b"{}",
+    "another-boot": json.dumps({"boot": "x", "pod_uid": POD, "who": "", "why": ""}).encode(),
+    "huge": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("note", NOTES.values(), ids=NOTES.keys())
+async def test_a_bad_note_is_said_and_costs_no_other(held: Held, fifo: str, note: bytes) -> None:
+    good = held.take(Inhibitor(OTHER, "good", ""))
+    with open(fifo + ".json", "wb") as file:
+        file.write(note)
+    complaints = held.restart()
+    assert len(complaints) == 1
+    assert os.path.basename(fifo) in complaints[0]
+    assert held.now.of(OTHER) == [Inhibitor(OTHER, "good", "")]
+    assert held.now.of(POD) == []
+    assert held.restart() == []
+    os.close(good)
+    await eventually(lambda: held.ended)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "missing-note"])
+async def test_what_is_no_fifo_with_a_note_is_dropped(held: Held, fifo: str, kind: str) -> None:
+    match kind:
+        case "missing-note":
+            os.unlink(fifo + ".json")
+        case _:
+            os.unlink(fifo)
+            {"file": lambda: open(fifo, "w").close(), "directory": lambda: os.mkdir(fifo)}.get(
+                kind, lambda: os.symlink("/dev/null", fifo)
+            )()
+    assert len(held.restart()) == 1
+    assert held.now.of(POD) == []
+
+
+async def test_notes_without_a_fifo_are_removed(held: Held, fifo: str) -> None:
+    os.unlink(fifo)
+    assert held.restart() == []
+    assert held.files() == []
+
+
+async def test_there_is_a_bound(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 2)
+    fds = [held.take(), held.take()]
+    with pytest.raises(LimitExceeded, match="let one go"):
+        held.take()
+    for fd in fds:
+        os.close(fd)
+    await eventually(lambda: len(held.ended) == 2)
+    os.close(held.take())
+
+
+async def test_one_that_cannot_be_written_down_is_not_taken(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_atomically", fail)
+    with pytest.raises(OSError, match="No space"):
+        held.take()
+    assert (held.files(), held.now.of(POD)) == ([], [])

@@ -1,0 +1,266 @@
+"""The keeper on a simulated kernel: what it makes of faults, its own and others', one at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hostd.config import Config
+from hostd.core import start
+from hostd.core.decision import Decision
+from hostd.core.keeper import Keeper
+from hostd.core.model import VM, Exit, ExitReason, LayerState, Policy, State
+from hostd.core.service import VMReleased
+from hostd.linux.pidfd import End
+from tests.support.core import OTHER, POD
+from tests.support.simulation import Hostd, Kernel, SimPool, SimProcess, Task, target_of
+
+DISK = b"container-disks/disk_0.img"
+#: Longer than grace and settle, and than any retry.
+LONG = 60.0
+
+
+class Bench:
+    """A kernel and a hostd on it."""
+
+    def __init__(self, kernel: Kernel, directory: str) -> None:
+        self.kernel = kernel
+        self._directory = directory
+        self.config = Config()
+        self.hostd: Hostd | None = None
+
+    def vm(self, pod_uid: str = POD, *names: bytes) -> Task:
+        """A VM with these targets mounted, or a containerDisk's."""
+        for name in names or (DISK,):
+            self.kernel.mount(target_of(pod_uid, name))
+        return self.kernel.qemu(pod_uid)
+
+    def start(self) -> Hostd:
+        self.hostd = Hostd(self.kernel, self._directory, self.config)
+        self.hostd.until_ready()
+        self.hostd.advance(0.5)
+        return self.hostd
+
+    def known(self, pod_uid: str = POD) -> VM:
+        assert self.hostd is not None
+        return self.hostd.keeper.registry[pod_uid]
+
+    def mounted(self, pod_uid: str = POD) -> list[bytes]:
+        return [mount.target for mount in self.kernel.mounts if pod_uid.encode() in mount.target]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Kernel() as kernel:
+        made = Bench(kernel, str(tmp_path))
+        yield made
+        if made.hostd is not None:
+            made.hostd.kill()
+
+
+def no_descriptor(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def failing_for(pod_uid: str, whole: Callable[[Keeper, VM], Decision]) -> Callable[[Keeper, VM], Decision]:
+    def decide(keeper: Keeper, vm: VM) -> Decision:
+        if vm.pod_uid == pod_uid:
+            raise RuntimeError("a fault of ours")
+        return whole(keeper, vm)
+
+    return decide
+
+
+def lines(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in record.getMessage() for record in caplog.records)
+
+
+def test_a_death_of_which_nothing_can_be_told_is_a_death(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left to read with, and the notice of the death comes only once."""
+    qemu = bench.vm()
+    hostd = bench.start()
+    monkeypatch.setattr(SimProcess, "end", no_descriptor)
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+    assert bench.mounted() == []
+
+
+def test_a_fault_at_one_vm_delays_no_other_and_passes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty, good = bench.vm(POD), bench.vm(OTHER)
+    hostd = bench.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "decide", failing_for(POD, Keeper.decide))
+        bench.kernel.die(faulty, End(signal=9))
+        bench.kernel.die(good, End(signal=9))
+        hostd.advance(1)
+        hostd.loop.call_soon(hostd.keeper.wake_all)
+        hostd.advance(LONG)
+        assert bench.known(OTHER).state is State.RELEASED
+        assert bench.mounted(POD)
+    hostd.advance(LONG)
+    assert bench.known(POD).state is State.RELEASED
+
+
+def test_a_pod_that_cannot_be_taken_up_does_not_keep_hostd_from_starting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qemu = bench.vm(OTHER)
+    bench.vm(POD)
+    whole = start._take_up
+
+    async def take_up(keeper: Keeper, pod_uid: str, *more: object) -> None:
+        if pod_uid == POD:
+            no_descriptor()
+        await whole(keeper, pod_uid, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(start, "_take_up", take_up)
+    hostd = bench.start()
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(LONG)
+    assert bench.known(OTHER).state is State.RELEASED
+
+
+def test_what_a_sweep_sees_first_is_not_kept_from_the_vm(bench: Bench) -> None:
+    """The change was read by the sweep, so the table's own watch finds nothing new."""
+    qemu = bench.vm()
+    hostd = bench.start()
+    hostd.loop.run_until_complete(hostd.requests.set_policy(POD, Policy.KEEP))
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(1)
+    assert bench.known().state is State.HELD
+    bench.kernel.lateness = 10_000_000
+    bench.kernel.umount(target_of(POD, DISK))
+    hostd.loop.run_until_complete(hostd.requests.sweep(dry_run=True))
+    hostd.advance(1)
+    assert bench.known().state is State.RELEASED
+
+
+def test_released_is_said_though_nothing_is_retained(bench: Bench) -> None:
+    bench.config = replace(bench.config, cleanup=replace(bench.config.cleanup, retain_usec=0))
+    qemu = bench.kernel.qemu(POD)
+    hostd = bench.start()
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(LONG)
+    assert sum(isinstance(event, VMReleased) for event in hostd.events) == 1
+    assert hostd.keeper.registry.get(POD) is None
+
+
+def test_a_directory_that_cannot_be_read_is_named_once_and_released_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unreadable(*_: object) -> list[bytes]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    qemu = bench.vm()
+    hostd = bench.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(SimPool, "_list_block_nodes", unreadable)
+        bench.kernel.die(qemu, End(signal=9))
+        turns = hostd.advance(LONG)
+        assert bench.known().state is State.CLEANING
+        assert "device nodes" in bench.known().error
+        assert lines(caplog, "cannot be looked at") == 2, "the directory once, and the VM that waits for it"
+        assert turns < 1000
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+
+
+def test_that_no_worker_is_left_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    names = [b"hotplug-disks/%d" % number for number in range(4)]
+    hanging, others = bench.vm(POD, *names), [bench.vm(OTHER)]
+    hostd = bench.start()
+    bench.kernel.hanging.update({target_of(POD, name): True for name in names})
+    bench.kernel.die(hanging, End(signal=9))
+    hostd.advance(20)
+    for each in others:
+        bench.kernel.die(each, End(signal=9))
+    hostd.advance(LONG)
+    assert lines(caplog, "no worker is left") == 1
+    assert "hang" in next(iter(bench.known(OTHER).layers.values())).error
+    for name in names:
+        bench.kernel.unhang(target_of(POD, name))
+    hostd.advance(LONG)
+    assert bench.known(OTHER).state is State.RELEASED
+
+
+def test_a_probe_in_the_middle_of_its_exec_is_no_qemu(bench: Bench) -> None:
+    """It has a QEMU's name and no arguments yet; taken for the VM's own, its end would be the VM's."""
+    bench.kernel.spawn(POD, b"virt-launcher-m")
+    bench.kernel.mount(target_of(POD, b"hotplug-disks/dump"))
+    hostd = bench.start()
+    probe = bench.kernel.spawn(POD, b"qemu-system-x86")
+    bench.kernel.at(bench.kernel.now + 100_000, lambda: probe.argv.extend([b"qemu-kvm", b"-machine", b"none"]))
+    hostd.loop.call_soon(hostd.keeper.wake, POD)
+    hostd.advance(2)
+    bench.kernel.die(probe, End(status=0))
+    hostd.advance(LONG)
+    assert bench.known().state is State.PENDING
+    assert bench.mounted()
+
+
+def test_without_an_answer_who_pins_a_layer_released_is_not_said_at_once(bench: Bench) -> None:
+    qemu = bench.vm()
+    hostd = bench.start()
+    bench.kernel.blind = True
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(5)
+    (layer,) = bench.known().layers.values()
+    assert (bench.known().state, layer.state) == (State.BLOCKED, LayerState.DETACHED)
+    assert "cannot be told" in layer.error
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+    assert "cannot be told" in layer.error
+
+
+def test_when_the_leader_dies_another_qemu_stands_for_the_vm(bench: Bench) -> None:
+    leader, other = bench.vm(), bench.kernel.qemu(POD)
+    hostd = bench.start()
+    bench.kernel.die(leader, End(signal=9))
+    hostd.advance(1)
+    vm = bench.known()
+    assert vm.state is State.RUNNING
+    assert (vm.leader and vm.leader.pid, vm.exit) == (other.pid, Exit())
+    bench.kernel.die(other, End(status=0))
+    hostd.advance(LONG)
+    assert (vm.state, vm.exit.reason) == (State.RELEASED, ExitReason.POWEROFF)
+
+
+def test_nothing_is_touched_any_more_once_an_inhibitor_is_taken(bench: Bench) -> None:
+    """The worker is at the first of three layers when it is asked for."""
+    names = [b"hotplug-disks/%d" % number for number in range(3)]
+    qemu = bench.vm(POD, *names)
+    hostd = bench.start()
+    first = target_of(POD, names[0])
+    bench.kernel.hang(first, left=False)
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(0.3)
+    bench.kernel.at(bench.kernel.now + 200_000, lambda: bench.kernel.unhang(first))
+    fd = hostd.loop.run_until_complete(hostd.requests.inhibit(POD, "test", "wait"))
+    left = bench.mounted()
+    hostd.advance(LONG)
+    os.close(fd)
+    assert bench.mounted() == left
+
+
+def test_a_hung_layer_of_which_nobody_knows_the_worker_is_tried_again_after_a_restart(bench: Bench) -> None:
+    qemu = bench.vm()
+    hostd = bench.start()
+    target = target_of(POD, DISK)
+    bench.kernel.hang(target, left=False)
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(5)
+    vm = bench.known()
+    assert vm.layers[target].state is LayerState.HUNG
+    vm.layers[target].worker = None
+    hostd.store.save(vm)
+    hostd.kill()
+    bench.kernel.unhang(target)
+    bench.kernel.mount(target) if not bench.mounted() else None
+    bench.start().advance(LONG)
+    assert bench.known().state is State.RELEASED
