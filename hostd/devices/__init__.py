@@ -1,0 +1,1 @@
+"""Which VM has which device: claims on PCI, mediated and USB devices."""
