@@ -1,0 +1,165 @@
+"""The process that speaks to systemd, over pystemd.
+
+A process of its own and no thread: pystemd calls sd_bus_call without letting go of the interpreter's lock, so while
+PID 1 is busy with itself (daemon-reload, daemon-reexec) every thread of the caller would stand still. It is started
+when there is something to ask, and ends when its socket closes.
+
+It speaks to PID 1 directly, as systemctl does for root: the bus may be away.
+
+Requests and replies are JSON, one a datagram of the SOCK_SEQPACKET socket that it is given.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOCKET_UNIT: Final = "hostd-pr-helper.socket"
+SERVICE_UNIT: Final = "hostd-pr-helper.service"
+#: s: how long systemd is waited for; the service's own stop time-out is shorter.
+PATIENCE: Final = 10.0
+
+_PRIVATE = b"unix:path=/run/systemd/private"
+_NAME = b"org.freedesktop.systemd1"
+_MANAGER = b"/org/freedesktop/systemd1"
+_UNSETTLED = frozenset({"activating", "deactivating", "reloading", "maintenance"})
+#: As sd-bus has it, negative; as Python has it.
+_CLOSED = frozenset(sign * code for sign in (1, -1) for code in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN))
+_HELPER = re.compile(rb"""/[^\s'"]*qemu-pr-helper""")
+_POLL_SECONDS = 0.02
+
+
+class Systemd:
+    """PID 1's units, of which ours are two. Raises what pystemd raises, and TimeoutError."""
+
+    def __init__(self) -> None:
+        from pystemd.dbuslib import DBusAddress, apply_signature, path_encode
+
+        self._sign, self._encode = apply_signature, path_encode
+        self._bus = DBusAddress(_PRIVATE, peer_to_peer=True)
+        self._bus.open()
+
+    def _get(self, unit: str, interface: str, name: str, kind: str) -> object:
+        path = self._encode(b"/org/freedesktop/systemd1/unit", unit.encode())
+        owner = b"%s.%s" % (_NAME, interface.encode())
+        found: object = self._bus.get_property(_NAME, path, owner, name.encode(), kind.encode())
+        return found.decode("utf-8", "backslashreplace") if isinstance(found, bytes) else found
+
+    def _call(self, method: str, signature: str = "", *arguments: str) -> None:
+        arguments_signed = self._sign(signature.encode(), [argument.encode() for argument in arguments])
+        self._bus.call_method(_NAME, _MANAGER, b"org.freedesktop.systemd1.Manager", method.encode(), arguments_signed)
+
+    def _active(self, unit: str) -> str:
+        return str(self._get(unit, "Unit", "ActiveState", "s"))
+
+    def _settled(self, unit: str, patience: float = PATIENCE) -> str:
+        """The unit's state once nothing is under way: a job that waits to be run has not changed the state yet."""
+        deadline = time.monotonic() + patience
+        while True:
+            job = self._get(unit, "Unit", "Job", "(uo)")
+            state = self._active(unit)
+            if state not in _UNSETTLED and isinstance(job, tuple | list) and not job[0]:
+                return state
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{unit} is {state} for more than {patience:g} s")
+            time.sleep(_POLL_SECONDS)
+
+    def query(self) -> dict[str, Any]:
+        """What is with both units, once they have settled."""
+        return {
+            "load": {unit: self._get(unit, "Unit", "LoadState", "s") for unit in (SOCKET_UNIT, SERVICE_UNIT)},
+            "socket": self._settled(SOCKET_UNIT),
+            "service": self._settled(SERVICE_UNIT),
+            "main_pid": self._get(SERVICE_UNIT, "Service", "MainPID", "u"),
+            "result": self._get(SERVICE_UNIT, "Service", "Result", "s"),
+            "program": _program(self._get(SERVICE_UNIT, "Service", "ExecStart", "a(sasbttttuii)")),
+            "capabilities": self._get(SERVICE_UNIT, "Service", "CapabilityBoundingSet", "t"),
+        }
+
+    def start(self, *, reload: bool = False) -> dict[str, Any]:
+        """The listener, then the service on it. `reload`: our drop-in has changed."""
+        if reload:
+            self._call("Reload")
+        if self._settled(SOCKET_UNIT) != "active":
+            # systemd gives a listener to a service only as the service starts.
+            self._stop(SERVICE_UNIT)
+            self._reset(SOCKET_UNIT)
+            self._start(SOCKET_UNIT)
+            if self._active(SOCKET_UNIT) != "active":
+                why = self._get(SOCKET_UNIT, "Socket", "Result", "s")
+                raise OSError(f"{SOCKET_UNIT} did not start: {why}; see `journalctl -u {SOCKET_UNIT}`")
+        self._reset(SERVICE_UNIT)
+        self._start(SERVICE_UNIT)
+        return self.query()
+
+    def _start(self, unit: str) -> None:
+        self._call("StartUnit", "ss", unit, "replace")
+        self._settled(unit)
+
+    def _reset(self, unit: str) -> None:
+        with suppress(Exception):  # a unit that is not loaded has nothing to be reset
+            self._call("ResetFailedUnit", "s", unit)
+
+    def _stop(self, unit: str) -> None:
+        if self._active(unit) != "inactive":
+            self._call("StopUnit", "ss", unit, "replace")
+            self._settled(unit)
+
+    def retire(self) -> dict[str, Any]:
+        """The listener is closed; the service stays for those that are connected."""
+        self._stop(SOCKET_UNIT)
+        return self.query()
+
+    def stop(self) -> dict[str, Any]:
+        """Neither listener nor service."""
+        self._stop(SOCKET_UNIT)
+        self._stop(SERVICE_UNIT)
+        self._reset(SERVICE_UNIT)
+        return self.query()
+
+
+def _program(commands: object) -> str:
+    """The helper that an ExecStart= runs, by itself or through a shell."""
+    if not isinstance(commands, list) or not commands:
+        return ""
+    path, arguments = commands[0][:2]
+    named = _HELPER.findall(b" ".join([path, *arguments]))
+    return os.fsdecode(named[-1] if named else path)
+
+
+def serve(sock: socket.socket, connect: Callable[[], Systemd] = Systemd) -> None:
+    """Answers until the other end closes."""
+    systemd: Systemd | None = None
+    while request := sock.recv(65536):
+        reply, systemd = _answer(json.loads(request), systemd, connect)
+        sock.send(json.dumps(reply, default=lambda value: value.decode("utf-8", "backslashreplace")).encode())
+
+
+def _answer(
+    wanted: dict[str, Any], systemd: Systemd | None, connect: Callable[[], Systemd]
+) -> tuple[dict[str, Any], Systemd | None]:
+    """The reply, and the connection for the next request."""
+    old = systemd is not None
+    try:
+        systemd = systemd or connect()
+        return {"found": getattr(systemd, wanted["do"])(**wanted["with"])}, systemd
+    except Exception as error:  # noqa: BLE001 - the edge of the process: the caller gets whatever it was in words
+        # PID 1 closes its connections when it executes itself anew, which is nothing that a caller should hear of.
+        if old and getattr(error, "errno", 0) in _CLOSED:
+            return _answer(wanted, None, connect)
+        return {"error": getattr(error, "err_message", "") or str(error) or type(error).__name__}, None
+
+
+def main(fd: int) -> None:
+    """The process's whole life."""
+    with socket.socket(fileno=fd) as sock:
+        serve(sock)

@@ -1,0 +1,216 @@
+"""The back end with a systemd that is played: what it makes of what it is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostd.config import PRHelper
+from hostd.prhelper import path as paths
+from hostd.prhelper import systemd
+from hostd.prhelper.link import Agent
+from hostd.prhelper.memory import Known, Memory
+from hostd.prhelper.systemd import SystemdBackend
+from tests.support.wait import eventually
+
+
+class Units(Agent):
+    """Both units as PID 1 would have them; the helper is a process that only sleeps."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__()
+        self.path = path
+        self.asked: list[str] = []
+        self.load = "loaded"
+        self.fails = False
+        self.listener: socket.socket | None = None
+        self.helper: subprocess.Popen[bytes] | None = None
+
+    async def ask(self, what: str, **arguments: bool) -> dict[str, Any]:
+        self.asked.append(what + "+reload" * arguments.get("reload", False))
+        match what:
+            case "start":
+                self.listen()
+                self.respawn()
+            case "retire":
+                self.hang_up()
+            case "stop":
+                self.hang_up()
+                self.kill()
+        return {
+            "load": {"hostd-pr-helper.socket": self.load, "hostd-pr-helper.service": "loaded"},
+            "socket": "active" if self.listener else "inactive",
+            "service": "active" if self.helper else "inactive",
+            "main_pid": self.helper.pid if self.helper else 0,
+            "result": "success" if self.helper else "exit-code",
+            "program": "/usr/bin/qemu-pr-helper",
+            "capabilities": 7,
+        }
+
+    def listen(self) -> None:
+        if self.listener is None:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(self.path)
+            self.listener.listen()
+
+    def hang_up(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+    def respawn(self) -> None:
+        if self.helper is None and not self.fails:
+            self.helper = subprocess.Popen(["sleep", "60"])
+
+    def kill(self) -> None:
+        if self.helper is not None:
+            self.helper.kill()
+            self.helper.wait()
+            self.helper = None
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, top: Path) -> None:
+        self.path = os.fsencode(top / "pr.sock")
+        self.memory = Memory(os.fsencode(top / "state"), os.fsencode(top / "run"))
+        self.units = Units(self.path)
+        self.drop_in = str(top / "50-hostd.conf")
+        self.calls = 0
+        self.backend = self.another()
+
+    def another(self) -> SystemdBackend:
+        """As after a restart of hostd."""
+        return SystemdBackend(PRHelper(socket=self.path), self.memory, self._on_change, self.units, self.drop_in)
+
+    def _on_change(self) -> None:
+        self.calls += 1
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    # The listener is this process's here, as it is PID 1's on a real host.
+    monkeypatch.setattr(systemd, "_SYSTEMD_PID", os.getpid())
+    made = Bench(tmp_path)
+    yield made
+    made.backend.detach()
+    made.units.hang_up()
+    made.units.kill()
+
+
+async def test_missing_units_are_trouble(bench: Bench) -> None:
+    assert await bench.backend.trouble() == ""
+    bench.units.load = "not-found"
+    assert "hostd-pr-helper.socket is not-found; install" in await bench.backend.trouble()
+
+
+async def test_started_it_is_found_without_asking_again(bench: Bench) -> None:
+    await bench.backend.start()
+    found = await bench.backend.find()
+    assert found.listening
+    assert found.process
+    assert bench.units.helper
+    assert found.process.pid == bench.units.helper.pid
+    assert found.inode == paths.inode_at(bench.path) == bench.memory.known.inode
+    assert (found.program, found.capabilities) == (b"/usr/bin/qemu-pr-helper", 7)
+    await bench.backend.find()
+    assert bench.units.asked == ["start+reload"]
+
+
+async def test_a_death_is_told_with_its_signal(bench: Bench) -> None:
+    await bench.backend.start()
+    assert bench.units.helper
+    old = bench.units.helper.pid
+    bench.units.kill()
+    bench.units.respawn()
+    await eventually(lambda: bench.calls, why="the death was told")
+    found = await bench.backend.find()
+    assert found.process
+    assert found.process.pid != old
+    ends = bench.backend.take_ends()
+    assert len(ends) == 1
+    assert str(old) in ends[0]
+    assert bench.backend.take_ends() == []
+
+
+async def test_one_that_was_asked_to_end_is_no_failure(bench: Bench) -> None:
+    await bench.backend.start()
+    bench.backend.end()
+    assert bench.units.helper
+    assert bench.units.helper.wait() == -signal.SIGTERM
+    await eventually(lambda: bench.calls, why="the end was told")
+    assert bench.backend.take_ends() == []
+
+
+async def test_one_that_is_killed_bears_the_reason(bench: Bench) -> None:
+    await bench.backend.start()
+    bench.backend.end("it did not answer")
+    assert bench.units.helper
+    assert bench.units.helper.wait() == -signal.SIGKILL
+    await eventually(lambda: bench.calls, why="the end was told")
+    assert bench.backend.take_ends() == ["it did not answer"]
+
+
+async def test_a_service_that_does_not_start_is_an_end(bench: Bench) -> None:
+    bench.units.fails = True
+    await bench.backend.start()
+    assert "hostd-pr-helper.service did not start: exit-code; see `journalctl" in bench.backend.take_ends()[0]
+    found = await bench.backend.find()
+    assert found.listening
+    assert found.process is None
+
+
+async def test_what_an_earlier_hostd_started_is_known_again(bench: Bench) -> None:
+    await bench.backend.start()
+    bench.backend.detach()
+    for known in (bench.memory.known, Known()):
+        bench.memory.remember(known)
+        bench.backend = bench.another()
+        found = await bench.backend.find()
+        assert found.inode == paths.inode_at(bench.path), "it is systemd's, whether remembered or not"
+        assert found.process
+        bench.backend.detach()
+
+
+async def test_anothers_socket_is_not_taken_for_ours(bench: Bench) -> None:
+    await bench.backend.start()
+    os.unlink(bench.path)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(bench.path)
+    assert (await bench.backend.find()).inode != paths.inode_at(bench.path)
+
+
+async def test_retired_it_stays_for_its_clients(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.backend.start()
+    assert bench.units.helper
+    pid = bench.units.helper.pid
+    connected = 1
+    monkeypatch.setattr(systemd, "clients", lambda _: connected)
+    await bench.backend.retire()
+    found = await bench.backend.find()
+    assert (found.listening, found.process, found.retired) == (False, None, (pid,))
+    assert not os.path.lexists(bench.path)
+    connected = 0
+    found = await bench.backend.find()
+    assert found.retired == ()
+    assert bench.units.asked[-1] == "stop"
+    assert bench.backend.take_ends() == []
+
+
+async def test_stopped_nothing_is_left(bench: Bench) -> None:
+    await bench.backend.start()
+    await bench.backend.stop()
+    found = await bench.backend.find()
+    assert (found.listening, found.process, found.retired, found.inode) == (False, None, (), None)
+    assert not os.path.lexists(bench.path)
+    assert bench.memory.known == Known()
+    assert bench.backend.take_ends() == []
