@@ -1,0 +1,104 @@
+"""Many VMs at once: all die together; hostd, and beside it the bare umounts of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+
+from tests.bench.death import until_gone
+from tests.bench.figures import Figure
+from tests.support.mountns import MS_BIND, Child, enter, mount, umount
+from tests.support.node import Node
+from tests.support.pod import Pod
+from tests.support.qemu import FakeQemu, Place, readable
+from tests.support.wait import until
+
+
+def all_die(vms: int = 200, layers: int = 3, foreign: int = 0, rounds: int = 3) -> Iterator[Figure]:
+    """So many VMs with so many layers each are killed at once, on a node with so many other mounts."""
+    with Node() as node:
+        node.namespace.call(mount_foreign, node.kubelet, foreign)
+        node.hostd.start()
+        ours = [_round(node, vms, layers, by_hostd=True) for _ in range(rounds)]
+        node.hostd.stop()
+        floor = [_round(node, vms, layers, by_hostd=False) for _ in range(rounds)]
+    name = f"{vms} VMs of {layers} layers die at once" + (f", {foreign} foreign mounts" if foreign else "")
+    yield Figure(name, "ms", ours, "bare umount2", floor)
+
+
+def crowds() -> Iterator[Figure]:
+    """The sizes that matter; the last with as many other mounts as a full node has."""
+    yield from all_die(200, 3)
+    yield from all_die(200, 3, foreign=5000)
+    yield from all_die(1000, 4, rounds=1)
+
+
+def _round(node: Node, vms: int, layers: int, *, by_hostd: bool) -> float:
+    found_before = running(node)
+    pods = crowd(node, vms, layers)
+    qemus = [start(pod) for pod in pods]
+    if by_hostd:
+        until(lambda: running(node) - found_before == len(pods), deadline=60, why="hostd finds them all")
+        elapsed = _kill_all(node, qemus)
+    else:
+        targets = [target for pod in pods for target in pod.targets]
+
+        def wait_and_unmount(tell: Callable[[object], None]) -> None:
+            fds = [os.pidfd_open(qemu.pid) for qemu in qemus]
+            enter(node.namespace.path)
+            tell("ready")
+            for fd in fds:
+                readable(fd, 60)
+            for target in targets:
+                umount(target)
+
+        with Child(wait_and_unmount) as child:
+            child.hear()
+            elapsed = _kill_all(node, qemus)
+    for qemu in qemus:
+        qemu.close()
+    return elapsed
+
+
+def _kill_all(node: Node, qemus: Sequence[FakeQemu]) -> float:
+    def kill() -> None:
+        for qemu in qemus:
+            os.kill(qemu.pid, signal.SIGKILL)
+
+    return until_gone(node, b"/hotplug-disks/volume-", kill)
+
+
+def start(pod: Pod) -> FakeQemu:
+    """A QEMU of this pod, in the node's own mount namespace: no container's view is measured along."""
+    return FakeQemu(pod.guest, place=Place(pod.cgroups))
+
+
+def crowd(node: Node, vms: int, layers: int) -> list[Pod]:
+    """So many launcher pods, each with so many hotplugged files out of one PVC."""
+    image = node.pvc() + b"/disk.img"
+    pods = [node.pod(name=f"vm-{number}") for number in range(vms)]
+    for pod in pods:
+        pod.targets += [pod.hotplug_disks + b"/volume-%d.img" % number for number in range(layers)]
+        for target in pod.targets:
+            os.close(os.open(node.outside(target), os.O_CREAT | os.O_WRONLY, 0o644))
+    node.namespace.call(_bind_all, image, [target for pod in pods for target in pod.targets])
+    return pods
+
+
+def _bind_all(image: bytes, targets: Sequence[bytes]) -> None:
+    for target in targets:
+        mount(image, target, b"", MS_BIND)
+
+
+def mount_foreign(kubelet: bytes, count: int) -> None:
+    for number in range(count):
+        # As many as all pods of a full node have: token, config map and CSI mounts below their directories.
+        path = kubelet + b"/pods/%08d-0000-4000-8000-000000000000/volumes/kubernetes.io~projected/token" % number
+        os.makedirs(path)
+        mount(b"foreign", path, b"tmpfs")
+
+
+def running(node: Node) -> int:
+    """QEMUs that hostd said it has found."""
+    return node.hostd.log().count(": running, QEMU is")
