@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hostd.kubevirt.targets import CONTAINER_DISKS, EMPTY_DIRS, HOTPLUG_DISKS, PODS, VOLUMES, is_pod_uid
+from hostd.kubevirt.targets import CONTAINER_DISKS, EMPTY_DIRS, PODS, VOLUMES, is_pod_uid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -32,10 +32,9 @@ def pods_of_roots(roots: Iterable[bytes]) -> set[str]:
 
 
 def is_launcher(names: Collection[bytes]) -> bool:
-    """Whether the pod with these emptyDirs is a launcher, and so a VM."""
+    """Whether the pod with these emptyDirs is a launcher, and so a VM.
+
+    An attachment pod (`hp-volume-*`), in which nothing is ours, has a hotplug-disks as a launcher has, and neither of
+    these two.
+    """
     return CONTAINER_DISKS in names or SOCKETS in names
-
-
-def is_attachment(names: Collection[bytes]) -> bool:
-    """Whether it is an attachment pod (`hp-volume-*`): it has a hotplug-disks of its own, in which nothing is ours."""
-    return HOTPLUG_DISKS in names and not is_launcher(names)

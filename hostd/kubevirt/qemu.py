@@ -23,7 +23,7 @@ _TEXT_MAX = 253
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A VM as its QEMU's command line names it; `namespace` is empty where the name has no `_`."""
+    """A VM as its command line names it; `namespace` is empty where the name has no `_`, or nothing behind it."""
 
     namespace: str
     name: str
@@ -67,8 +67,8 @@ def guest(argv: Sequence[bytes]) -> Guest | None:
     text = _text(name)
     if not text:
         return None
-    namespace, divided, vmi = text.partition("_")
-    return Guest(namespace, vmi) if divided else Guest("", text)
+    namespace, _, vmi = text.partition("_")
+    return Guest(namespace, vmi) if vmi else Guest("", text)
 
 
 def launcher(argv: Sequence[bytes]) -> Launcher | None:

@@ -11,14 +11,13 @@ import select
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from hostd.linux import libc
 from hostd.linux.process import cgroup_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 #: What reading a group that was removed gives: before it is opened, and after.
 _VANISHED = (errno.ENOENT, errno.ENODEV)
@@ -230,11 +229,3 @@ class PopulationWatch:
         for path in list(self._files):
             self.remove(path)
         self._epoll.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,12 +6,9 @@ import errno
 import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
 
 from hostd.linux import libc
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from hostd.linux.descriptor import Descriptor
 
 _HEADER = struct.Struct("=iIII")
 _BUFFER = 1 << 16
@@ -29,11 +26,11 @@ class Event:
     name: bytes
 
 
-class Inotify:
-    """An inotify instance, close-on-exec, never blocking."""
+class Inotify(Descriptor):
+    """An inotify instance, close-on-exec, never blocking; closed, it ends all watches."""
 
     def __init__(self) -> None:
-        self._fd = libc.inotify_init1(libc.IN_CLOEXEC | libc.IN_NONBLOCK)
+        super().__init__(libc.inotify_init1(libc.IN_CLOEXEC | libc.IN_NONBLOCK))
 
     def add(self, path: bytes, mask: int) -> int:
         """The watch's number; that of the watch there is, with the new mask, for an inode that has one already."""
@@ -54,24 +51,6 @@ class Inotify:
             return parse(os.read(self._fd, _BUFFER))
         except BlockingIOError:
             return []
-
-    def fileno(self) -> int:
-        """For `add_reader`."""
-        return self._fd
-
-    def close(self) -> None:
-        """Ends all watches; a second time does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def parse(data: bytes) -> list[Event]:

@@ -42,10 +42,36 @@ IN_Q_OVERFLOW: Final = 0x4000
 IN_IGNORED: Final = 0x8000
 IN_ONLYDIR: Final = 0x0100_0000
 IN_DONT_FOLLOW: Final = 0x0200_0000
+IN_ONESHOT: Final = 0x8000_0000
 IN_ISDIR: Final = 0x4000_0000
 #: inotify_init1(2) takes the flags of open(2).
 IN_CLOEXEC: Final = os.O_CLOEXEC
 IN_NONBLOCK: Final = os.O_NONBLOCK
+
+#: fanotify_init(2): events that name mounts (Linux 6.15).
+FAN_REPORT_MNT: Final = 0x4000
+FAN_CLOEXEC: Final = 0x01
+FAN_NONBLOCK: Final = 0x02
+#: fanotify_mark(2): the fd is a mount namespace.
+FAN_MARK_MNTNS: Final = 0x0110
+FAN_MARK_ADD: Final = 0x01
+#: Events: a mount came into the namespace, or left it; both for one that was moved within it.
+FAN_MNT_ATTACH: Final = 0x0100_0000
+FAN_MNT_DETACH: Final = 0x0200_0000
+FAN_Q_OVERFLOW: Final = 0x4000
+#: The kind of an event's record that names a mount.
+FAN_EVENT_INFO_TYPE_MNT: Final = 7
+
+#: statmount(2): what is asked for, and whether it was told.
+STATMOUNT_SB_BASIC: Final = 0x0001
+STATMOUNT_MNT_BASIC: Final = 0x0002
+STATMOUNT_MNT_ROOT: Final = 0x0008
+STATMOUNT_MNT_POINT: Final = 0x0010
+STATMOUNT_FS_TYPE: Final = 0x0020
+STATMOUNT_FS_SUBTYPE: Final = 0x0100
+STATMOUNT_SB_SOURCE: Final = 0x0200
+#: listmount(2): everything below the namespace's root.
+LSMT_ROOT: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 #: statfs(2) `f_type` of the two kinds of cgroup hierarchies and of pidfs.
 CGROUP_SUPER_MAGIC: Final = 0x0027_E0EB
@@ -56,6 +82,9 @@ PIDFS_MAGIC: Final = 0x5049_4446
 _PR_SET_NAME: Final = 15
 #: The same number on every architecture (all calls since 5.1 have one).
 _SYS_OPENAT2: Final = 437
+_SYS_PIDFD_GETFD: Final = 438
+_SYS_STATMOUNT: Final = 457
+_SYS_LISTMOUNT: Final = 458
 
 
 class _OpenHow(ctypes.Structure):
@@ -81,6 +110,15 @@ _libc.statfs.argtypes = (ctypes.c_char_p, ctypes.POINTER(_Statfs))
 _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.POINTER(_Statfs))
 _libc.syscall.restype = ctypes.c_long
 _libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.POINTER(_OpenHow), ctypes.c_size_t)
+_libc.fanotify_init.argtypes = (ctypes.c_uint, ctypes.c_uint)
+_libc.fanotify_mark.argtypes = (ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
+# Function objects of their own, for other arguments.
+_pidfd_syscall = _libc["syscall"]
+_pidfd_syscall.restype = ctypes.c_long
+_pidfd_syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_int, ctypes.c_uint)
+_mount_syscall = _libc["syscall"]
+_mount_syscall.restype = ctypes.c_long
+_mount_syscall.argtypes = (ctypes.c_long, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
 
 
 def _checked(result: int, path: bytes | None = None) -> int:
@@ -118,6 +156,11 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
         return _checked(fd, path)
 
 
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """A close-on-exec copy of another process's descriptor (Linux 5.6). EPERM: it may not be traced; EBADF: none."""
+    return _checked(_pidfd_syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
+
+
 def inotify_init1(flags: int) -> int:
     """A new inotify fd; `flags` of IN_CLOEXEC, IN_NONBLOCK. EMFILE: fs.inotify.max_user_instances is reached."""
     return _checked(_libc.inotify_init1(flags))
@@ -131,6 +174,26 @@ def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
 def inotify_rm_watch(fd: int, watch: int) -> None:
     """Ends a watch; EINVAL when it has ended by itself, as it does with its file."""
     _checked(_libc.inotify_rm_watch(fd, watch))
+
+
+def fanotify_init(flags: int) -> int:
+    """A new fanotify group; `flags` of FAN_…. EINVAL: this kernel does not know them. EMFILE: too many groups."""
+    return _checked(_libc.fanotify_init(flags, os.O_RDONLY))
+
+
+def fanotify_mark(fd: int, flags: int, mask: int, what: int) -> None:
+    """Asks the group for these events of the object that the fd `what` names."""
+    _checked(_libc.fanotify_mark(fd, flags, mask, what, None))
+
+
+def statmount(request: bytes, buffer: ctypes.Array[ctypes.c_char]) -> None:
+    """Fills in `struct statmount` for a `struct mnt_id_req`. ENOENT: no such mount; EOVERFLOW: the buffer is small."""
+    _checked(_mount_syscall(_SYS_STATMOUNT, request, buffer, len(buffer), 0))
+
+
+def listmount(request: bytes, buffer: ctypes.Array[ctypes.c_uint64]) -> int:
+    """Fills in ids of mounts for a `struct mnt_id_req`; how many."""
+    return _checked(_mount_syscall(_SYS_LISTMOUNT, request, buffer, len(buffer), 0))
 
 
 def filesystem_type(file: bytes | int) -> int:

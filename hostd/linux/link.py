@@ -103,8 +103,8 @@ class Job:
 class Link:
     """One worker process. `on_change(link)` is called when it became hung or dead."""
 
-    def __init__(self, hung_after: float, on_change: Callable[[Link], None]) -> None:
-        """Starts the process; raises OSError when that fails."""
+    def __init__(self, hung_after: float, on_change: Callable[[Link], None], inotify: int = -1) -> None:
+        """Starts the process, which inherits `inotify`; raises OSError when that fails."""
         self._loop = asyncio.get_running_loop()
         self._hung_after = hung_after
         self._on_change = on_change
@@ -122,7 +122,7 @@ class Link:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * worker.MESSAGE_MAX)
                 self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 undo.callback(os.close, self._bell)
-                self._process = _start(theirs.fileno(), self._bell)
+                self._process = _start(theirs.fileno(), self._bell, inotify)
             self._pidfd = os.pidfd_open(self._process.pid)
             undo.pop_all()
         self.pid = self._process.pid
@@ -139,10 +139,19 @@ class Link:
         name: Callable[[int], bytes],
         on_part: Callable[[object], None] = lambda _: None,
     ) -> object:
-        """The END of the answer. Sent before the first suspension. What `on_part` raises ends the worker.
+        """`send` and `answer`; sent before the first suspension."""
+        return await self.answer(self.send(op, *arguments, name=name, on_part=on_part))
 
-        Raises WorkerHung, WorkerDied, WorkerError, or the OSError that the worker met (ENAMETOOLONG for a request that
-        no message holds).
+    def send(
+        self,
+        op: str,
+        *arguments: object,
+        name: Callable[[int], bytes],
+        on_part: Callable[[object], None] = lambda _: None,
+    ) -> Job:
+        """A request, sent on return. What `on_part` raises ends the worker.
+
+        Raises OSError ENAMETOOLONG for one that no message holds.
         """
         request = marshal.dumps((op, arguments))  # type: ignore[arg-type]
         if len(request) > worker.MESSAGE_MAX:
@@ -151,6 +160,8 @@ class Link:
         assert self.state in (State.STARTING, State.BUSY), self.state
         now = self._loop.time()
         job = Job(name, on_part, self._loop.create_future(), now, clock.boottime_usec())
+        # Whoever would wait for it may be cancelled before it does: then how it ended is nobody's business.
+        job.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
         self.job = job
         try:
             self._socket.send(request)
@@ -159,6 +170,10 @@ class Link:
             self.kill()
         else:
             job.timer = self._loop.call_at(now + min(_FIRST_LOOK, self._hung_after), self._look)
+        return job
+
+    async def answer(self, job: Job) -> object:
+        """The END of the answer. Raises WorkerHung, WorkerDied, WorkerError, or the OSError that the worker met."""
         try:
             return await job.answer
         except asyncio.CancelledError:
@@ -298,12 +313,12 @@ class Link:
             self._process.returncode = -signal.SIGKILL
 
 
-def _start(fd: int, bell: int) -> subprocess.Popen[bytes]:
+def _start(fd: int, bell: int, inotify: int = -1) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM, "hostd-worker", _PACKAGES, str(fd), str(bell)],
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, "hostd-worker", _PACKAGES, str(fd), str(bell), str(inotify)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd="/",
-        pass_fds=(fd, bell),
+        pass_fds=[each for each in (fd, bell, inotify) if each >= 0],
         process_group=0,
     )

@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+from hostd.linux.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 _ESCAPED = re.compile(rb"[ \t\n\\]")
@@ -130,11 +131,14 @@ def _propagation(optional: list[bytes]) -> tuple[int, int]:
     return int(told.get(b"shared", 0)), int(told.get(b"master", 0))
 
 
-class MountTable:
-    """The table of one mount namespace, kept open: it outlives the process through which it was opened."""
+class MountTable(Descriptor):
+    """The table of one mount namespace, kept open: it outlives the process through which it was opened.
+
+    To hear of changes it is polled for EPOLLPRI, see `hostd.linux.mount_watch`.
+    """
 
     def __init__(self, path: str = "/proc/1/mountinfo") -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self) -> bytes:
         """The whole table. No row that is there all the while is missed, though mounts come and go."""
@@ -144,21 +148,3 @@ class MountTable:
             parts.append(chunk)
             offset += len(chunk)
         return b"".join(parts)
-
-    def fileno(self) -> int:
-        """To be polled for EPOLLPRI, see `hostd.linux.mount_watch`."""
-        return self._fd
-
-    def close(self) -> None:
-        """Closes it; a second time does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

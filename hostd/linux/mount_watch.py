@@ -7,11 +7,9 @@ mountinfo always shows. An epoll around it turns the one into the other: an epol
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hostd.linux.mount_table import MountTable
 
 
@@ -45,11 +43,3 @@ class MountWatch:
     def close(self) -> None:
         """Ends the watch; a second time does nothing."""
         self._epoll.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

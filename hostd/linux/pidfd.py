@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Self
 
 from hostd.linux import libc
 from hostd.linux.clock import boot_id
+from hostd.linux.descriptor import Descriptor
 from hostd.linux.process import read_stat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
 #: _IOWR(0xFF, 11, struct pidfd_info) of linux/pidfd.h, with the structure's first published size.
 _PIDFD_GET_INFO = 0xC040_FF0B
@@ -91,11 +91,11 @@ class End:
     signal: int = -1
 
 
-class Process:
+class Process(Descriptor):
     """Owns a pidfd, close-on-exec. Made by `open` or `adopt`; closed by `close` or at the end of a `with`."""
 
     def __init__(self, fd: int, identity: Identity) -> None:
-        self._fd = fd
+        super().__init__(fd)
         self._identity = identity
         self._end: End | None = None
 
@@ -167,20 +167,6 @@ class Process:
             if code is not None:
                 return _end(code)
         return None
-
-    def close(self) -> None:
-        """Closes the pidfd; a second time does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def identify(pid: int) -> Identity:

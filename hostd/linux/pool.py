@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hostd.errors import LimitExceeded
 from hostd.linux import worker
+from hostd.linux.inotify import Inotify
 from hostd.linux.jobs import Item, Worker
 from hostd.linux.link import Link, State, WorkerDied, WorkerError, WorkerHung
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 __all__ = ["Hung", "Item", "PoolExhausted", "Worker", "WorkerDied", "WorkerError", "WorkerHung", "WorkerPool"]
+
+log = logging.getLogger(__name__)
 
 #: s: how long `close` waits for workers that are not hung.
 _CLOSE_WAIT: Final = 0.5
@@ -64,6 +68,8 @@ class WorkerPool:
         self._failures = 0
         self._closed = False
         self._all_gone = asyncio.Event()
+        #: What the workers add watches to, for the namespace's directories (`list_block_nodes`); None if there is none.
+        self.inotify = _inotify()
         #: The kubelet's root as it is in the namespace, symlinks resolved; None while it does not exist (`refresh`).
         self.root: bytes | None = None
         #: Why there is no root, or why no worker comes up; empty while all is well.
@@ -82,14 +88,23 @@ class WorkerPool:
         if not self._idle and not self._hung:
             raise WorkerError(self.problem)
 
+    def take(self) -> Worker | None:
+        """An idle worker now, to be given back; None while all are at work or others wait for one."""
+        link = None if self._waiters else self._occupy()
+        return Worker(link) if link else None
+
+    def give_back(self, taken: Worker) -> None:
+        """Done with a worker that was taken; a job of it that nobody waits for any more is given up."""
+        self._release(taken.link)
+
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
         """A ready worker; without any suspension when one is idle. Raises PoolExhausted, WorkerError."""
-        link = self._take() or await self._wait()
+        taken = self.take() or Worker(await self._wait())
         try:
-            yield Worker(link)
+            yield taken
         finally:
-            self._release(link)
+            self.give_back(taken)
 
     async def run(self, op: str, *arguments: Any) -> Any:  # noqa: ANN401  as the operation has it
         """One operation of `Worker`, by its name, on any worker."""
@@ -106,6 +121,11 @@ class WorkerPool:
         """The workers that hang now, the longest first."""
         return list(self._hung.values())
 
+    @property
+    def left(self) -> int:
+        """How many more may hang until there is no worker any more."""
+        return self._bound - len(self._hung)
+
     def on_unhung(self, callback: Callable[[Hung], None]) -> Callable[[], None]:
         """Calls `callback` when a hung worker has come back (and ended); the result ends that."""
         self._unhung.append(callback)
@@ -114,9 +134,17 @@ class WorkerPool:
     @property
     def mountinfo_path(self) -> str:
         """The host namespace's mount table as a living worker has it: open it and keep the fd."""
+        return f"/proc/{self._inside()}/mountinfo"
+
+    @property
+    def namespace_path(self) -> str:
+        """The host's mount namespace itself, likewise."""
+        return f"/proc/{self._inside()}/ns/mnt"
+
+    def _inside(self) -> int:
         for link in self._links:
             if link.joined and link.state is not State.DEAD:
-                return f"/proc/{link.pid}/mountinfo"
+                return link.pid
         raise WorkerError(f"no worker is in the mount namespace {self._namespace}: {self.problem or 'starting'}")
 
     async def close(self) -> None:
@@ -137,15 +165,14 @@ class WorkerPool:
         await asyncio.gather(*self._greetings)
         self._links.clear()
         self._hung.clear()
+        if self.inotify:
+            self.inotify.close()
 
     def _look_who_is_left(self) -> None:
         if all(link.state is State.HUNG for link in self._links):
             self._all_gone.set()
 
     # -- who gets which worker
-
-    def _take(self) -> Link | None:
-        return None if self._waiters else self._occupy()
 
     def _occupy(self) -> Link | None:
         while self._idle and self._busy < self._size:
@@ -168,13 +195,13 @@ class WorkerPool:
         self._serve_waiters()
         try:
             return await waiter
-        except asyncio.CancelledError:
+        except BaseException:
+            # One that was served is in the queue no more.
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
             if waiter.done() and not waiter.cancelled() and not waiter.exception():
                 self._release(waiter.result())
             raise
-        finally:
-            with contextlib.suppress(ValueError):
-                self._waiters.remove(waiter)
 
     def _release(self, link: Link) -> None:
         if link.state is State.BUSY:
@@ -189,9 +216,13 @@ class WorkerPool:
         self._serve_waiters()
 
     def _serve_waiters(self) -> None:
-        self._waiters = deque(waiter for waiter in self._waiters if not waiter.done())
-        while self._waiters and (link := self._occupy()):
-            self._waiters.popleft().set_result(link)
+        while self._waiters:
+            if self._waiters[0].done():  # cancelled, and its task has not heard of it yet
+                self._waiters.popleft()
+            elif link := self._occupy():
+                self._waiters.popleft().set_result(link)
+            else:
+                return
 
     def _hopeless(self) -> WorkerError | PoolExhausted | None:
         if self._closed:
@@ -215,7 +246,7 @@ class WorkerPool:
             if living > self._size or len(self._links) >= self._bound:
                 return
             try:
-                link = Link(self._hung_after, self._changed)
+                link = Link(self._hung_after, self._changed, self.inotify.fileno() if self.inotify else -1)
             except OSError as error:
                 self._failed(f"cannot start a worker process: {error}")
                 return
@@ -229,7 +260,8 @@ class WorkerPool:
             root, problem = await self._hello(link)
         except (WorkerError, OSError) as error:
             self._failed(f"mount namespace {self._namespace}: {error}")
-            link.kill()
+            if link.state is not State.HUNG:  # else it is in the namespace, and all that is to be had for now
+                link.kill()
             return
         link.ready = True
         self._failures = 0
@@ -285,3 +317,11 @@ class WorkerPool:
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_exception(error)
+
+
+def _inotify() -> Inotify | None:
+    try:
+        return Inotify()
+    except OSError as error:  # all of root's programs share what there is of them
+        log.warning("there is no inotify (fs.inotify.max_user_instances): device nodes are seen late: %s", error)
+        return None

@@ -89,7 +89,9 @@ def read_comm(pid: int) -> bytes:
 
 
 def command_line(pid: int) -> list[bytes]:
-    """The arguments, cut at 2 MiB; [] for kernel threads and zombies; raises ProcessLookupError.
+    """The arguments, cut at 2 MiB; [] for kernel threads, zombies and in the middle of an execve(2).
+
+    Raises ProcessLookupError.
 
     Takes the process's mmap lock: it may hang on a process in state D that holds it. So for workers only.
     """
@@ -100,6 +102,11 @@ def command_line(pid: int) -> list[bytes]:
 def cgroup_paths(pid: int) -> list[tuple[str, bytes]]:
     """(controllers, path) of the process in each cgroup hierarchy, see `parse_cgroup`; raises ProcessLookupError."""
     return parse_cgroup(_read(pid, "cgroup"))
+
+
+def children(pid: int) -> list[int]:
+    """The children of the process's first thread, zombies too; raises ProcessLookupError."""
+    return [int(number) for number in _read(pid, f"task/{pid}/children").split()]
 
 
 def pids() -> list[int]:

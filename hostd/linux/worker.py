@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 #: Rises with every change of the messages: after an upgrade an old daemon may start a new worker.
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 PART: Final = 0
 END: Final = 1
 ERROR: Final = 2
@@ -46,15 +46,21 @@ _PROGRESS_EVERY: Final = 16384
 
 _T = TypeVar("_T")
 
+#: What tells once that something came to or went from a directory.
+_CAME_OR_WENT: Final = (
+    libc.IN_CREATE | libc.IN_DELETE | libc.IN_MOVED_FROM | libc.IN_MOVED_TO | libc.IN_ONLYDIR | libc.IN_ONESHOT
+)
+
 _DT_UNKNOWN, _DT_DIR, _DT_REG, _DT_LNK = 0, 4, 8, 10
 
 
 class Worker:
     """The state of one worker: its socket and, after `hello`, the configured kubelet root."""
 
-    def __init__(self, fd: int, bell: int) -> None:
+    def __init__(self, fd: int, bell: int, inotify: int = -1) -> None:
         self._fd = fd
         self._bell = bell
+        self._inotify = inotify
         self._root = b""
         self._poll = select.poll()
         self._poll.register(fd, select.POLLRDHUP)
@@ -167,11 +173,13 @@ class Worker:
         finally:
             os.close(fd)
 
-    def list_block_nodes(self, path: bytes) -> None:
+    def list_block_nodes(self, path: bytes) -> int:
         """Lists of names: the block devices' nodes in such a directory, which only root can make. However many other
-        entries its owner makes, they are passed over; an empty list is a sign of progress."""
+        entries its owner makes, they are passed over; an empty list is a sign of progress. Then the watch on it."""
         fd = self._open_directory(path)
         try:
+            # Before the look, so that nothing comes unseen in between.
+            watch = self._watch(fd)
             with os.scandir(fd) as entries:
                 names = []
                 for count, entry in enumerate(entries, 1):
@@ -181,8 +189,21 @@ class Worker:
                         self._part([])
                 for chunk in chunks(names, len):
                     self._part(chunk)
+            return watch
         finally:
             os.close(fd)
+
+    def _watch(self, directory: int) -> int:
+        """The daemon's inotify tells once of a change in the directory; -1 where that is not to be had."""
+        if self._inotify < 0:
+            return -1
+        try:
+            os.fchdir(directory)
+            return libc.inotify_add_watch(self._inotify, b".", _CAME_OR_WENT)
+        except OSError:  # too many watches: then only a look tells
+            return -1
+        finally:
+            os.chdir(b"/")
 
     def _open_directory(self, path: bytes) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
@@ -281,11 +302,11 @@ def _must_be_regular(found: os.stat_result, path: bytes) -> None:
 
 
 def main() -> NoReturn:
-    """`worker FD BELL`: serves the socket FD until its other end is closed."""
+    """`worker FD BELL INOTIFY`: serves the socket FD until its other end is closed."""
     libc.set_process_name(b"hostd-worker")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        Worker(int(sys.argv[-2]), int(sys.argv[-1])).serve()
+        Worker(*map(int, sys.argv[3:])).serve()
     except (BrokenPipeError, ConnectionResetError):
         # The daemon is gone; there is nobody to tell.
         sys.exit(0)

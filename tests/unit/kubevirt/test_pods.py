@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hostd.kubevirt.pods import empty_dir, is_attachment, is_launcher, pods_of_roots
+from hostd.kubevirt.pods import empty_dir, is_launcher, pods_of_roots
 from hostd.kubevirt.targets import target
 
 UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -18,22 +18,22 @@ LAUNCHER = {
 
 
 @pytest.mark.parametrize(
-    ("names", "launcher", "attachment"),
+    ("names", "launcher"),
     [
-        (LAUNCHER, True, False),
-        (LAUNCHER - {b"container-disks"}, True, False),
-        (LAUNCHER - {b"sockets"}, True, False),
-        ({b"container-disks"}, True, False),
-        ({b"hotplug-disks"}, False, True),
-        ({b"hotplug-disks", b"tmp"}, False, True),
-        ({b"cache", b"tmp"}, False, False),
-        ({b"socket", b"container-disk"}, False, False),
-        (set(), False, False),
+        (LAUNCHER, True),
+        (LAUNCHER - {b"container-disks"}, True),
+        (LAUNCHER - {b"sockets"}, True),
+        ({b"container-disks"}, True),
+        # An attachment pod's.
+        ({b"hotplug-disks"}, False),
+        ({b"hotplug-disks", b"tmp"}, False),
+        ({b"cache", b"tmp"}, False),
+        ({b"socket", b"container-disk"}, False),
+        (set(), False),
     ],
 )
-def test_pods_by_their_empty_dirs(names: set[bytes], launcher: bool, attachment: bool) -> None:
+def test_pods_by_their_empty_dirs(names: set[bytes], launcher: bool) -> None:
     assert is_launcher(names) is is_launcher(sorted(names)) is launcher
-    assert is_attachment(names) is attachment
 
 
 @pytest.mark.parametrize(

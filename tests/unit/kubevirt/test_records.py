@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostd.kubevirt.records import LARGEST, MOST_TARGETS, BadRecord, Ghost, MountRecord, ghost_record, mount_record
+from tests.support.damage import damaged
 
 BELOW = "/pods/0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0/volumes/kubernetes.io~empty-dir/"
 DISK = f"/var/lib/kubelet{BELOW}container-disks/disk_0.img"
@@ -144,11 +146,22 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@given(st.binary(max_size=60) | values.map(lambda value: json.dumps(value).encode()))
+AS_WRITTEN = [json.loads(GOOD), {**GHOST, "uid": "ü"}, {"mountTargetEntries": [{"targetFile": "/a"}] * 2}]
+
+
+@given(
+    st.binary(max_size=60)
+    | (values | st.sampled_from(AS_WRITTEN).flatmap(damaged)).map(lambda value: json.dumps(value).encode())
+)
 def test_any_bytes_are_a_record_or_a_bad_one(data: bytes) -> None:
-    for parse in (mount_record, ghost_record):
-        with contextlib.suppress(BadRecord):
-            parse(data)
+    with contextlib.suppress(BadRecord):
+        found = mount_record(data)
+        assert type(found.safe_paths) is bool
+        assert all(type(target) is bytes and target and b"\0" not in target for target in found.targets)
+    with contextlib.suppress(BadRecord):
+        ghost = ghost_record(data)
+        assert all((ghost.name, ghost.namespace, ghost.uid))
+        assert "\0" not in f"{ghost.name}{ghost.namespace}{ghost.uid}{os.fsdecode(ghost.socket)}"
 
 
 @given(st.integers(0, len(GOOD) - 1), st.binary(max_size=3))

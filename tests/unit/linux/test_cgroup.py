@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -241,7 +242,7 @@ async def test_watch(unified: bytes, start: Start) -> None:
     told: asyncio.Queue[list[bytes]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     os.mkdir(unified + b"/a")
-    with PopulationWatch(unified) as watch:
+    with closing(PopulationWatch(unified)) as watch:
         loop.add_reader(watch.fileno(), lambda: told.put_nowait(watch.drain()))
         assert await asyncio.wait_for(told.get(), 20) == [unified]
         child = start(unified + b"/a")
@@ -264,7 +265,7 @@ def test_watch_of_many_and_of_the_removed(unified: bytes, start: Start) -> None:
     for path in paths:
         os.mkdir(path)
     before = len(os.listdir("/proc/self/fd"))
-    with PopulationWatch(*paths[:2]) as watch:
+    with closing(PopulationWatch(*paths[:2])) as watch:
         watch.add(paths[2])
         watch.add(paths[2])
         assert sorted(watch.drain()) == paths

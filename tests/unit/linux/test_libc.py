@@ -130,6 +130,21 @@ def test_setns_wants_a_namespace() -> None:
     os.close(fd)
 
 
+def test_a_descriptor_of_another_process() -> None:
+    reader, writer = os.pipe()
+    pidfd = os.pidfd_open(os.getpid())
+    copy = libc.pidfd_getfd(pidfd, reader)
+    os.write(writer, b"x")
+    assert os.read(copy, 1) == b"x"
+    assert not os.get_inheritable(copy)
+    os.close(copy)
+    os.close(reader)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        libc.pidfd_getfd(pidfd, reader)
+    for fd in (writer, pidfd):
+        os.close(fd)
+
+
 def test_filesystem_type() -> None:
     tmpfs_magic, proc_magic = 0x01021994, 0x9FA0
     assert libc.filesystem_type(b"/proc/self") == proc_magic

@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Self
 
 import pytest
@@ -44,7 +45,7 @@ class Waiter:
 
 
 def test_quiet_until_something_changes(host: MountNamespace, table: MountTable) -> None:
-    with MountWatch(table) as watch, Waiter(watch) as waiter:
+    with closing(MountWatch(table)) as watch, Waiter(watch) as waiter:
         assert not waiter.told()
         assert table.read()
         assert not waiter.told()
@@ -53,7 +54,7 @@ def test_quiet_until_something_changes(host: MountNamespace, table: MountTable) 
 
 
 def test_mount_and_umount_are_told_each(host: MountNamespace, table: MountTable) -> None:
-    with MountWatch(table) as watch, Waiter(watch) as waiter:
+    with closing(MountWatch(table)) as watch, Waiter(watch) as waiter:
         for change in (lambda: host.tmpfs(host.base + b"/t"), lambda: host.umount(host.base + b"/t")):
             change()
             assert waiter.told(20)
@@ -62,7 +63,7 @@ def test_mount_and_umount_are_told_each(host: MountNamespace, table: MountTable)
 
 
 def test_a_change_between_wake_and_drain_is_seen_by_the_look(host: MountNamespace, table: MountTable) -> None:
-    with MountWatch(table) as watch, Waiter(watch) as waiter:
+    with closing(MountWatch(table)) as watch, Waiter(watch) as waiter:
         host.tmpfs(host.base + b"/t")
         assert waiter.told(20)
         second = host.tmpfs(host.base + b"/t2")
@@ -74,7 +75,7 @@ def test_a_change_between_wake_and_drain_is_seen_by_the_look(host: MountNamespac
 
 
 def test_drain_without_a_notice_is_harmless(host: MountNamespace, table: MountTable) -> None:
-    with MountWatch(table) as watch, Waiter(watch) as waiter:
+    with closing(MountWatch(table)) as watch, Waiter(watch) as waiter:
         watch.drain()
         watch.drain()
         host.tmpfs(host.base + b"/t")
@@ -82,7 +83,7 @@ def test_drain_without_a_notice_is_harmless(host: MountNamespace, table: MountTa
 
 
 def test_changes_of_other_namespaces_are_not_told(host: MountNamespace, table: MountTable) -> None:
-    with host.copy("private") as other, MountWatch(table) as watch, Waiter(watch) as waiter:
+    with host.copy("private") as other, closing(MountWatch(table)) as watch, Waiter(watch) as waiter:
         other.tmpfs(host.base + b"/t")
         assert not waiter.told()
 
@@ -92,7 +93,7 @@ def test_changes_that_propagate_are_told() -> None:
         MountNamespace("shared") as host,
         host.copy("slave") as pod,
         MountTable(pod.mountinfo) as table,
-        MountWatch(table) as watch,
+        closing(MountWatch(table)) as watch,
         Waiter(watch) as waiter,
     ):
         host.tmpfs(host.base + b"/t")
@@ -140,7 +141,7 @@ async def test_with_asyncio_no_change_is_lost(host: MountNamespace, table: Mount
         for number in range(200):
             umount(host.base + b"/t/%d" % number)
 
-    with MountWatch(table) as watch:
+    with closing(MountWatch(table)) as watch:
         loop.add_reader(watch.fileno(), look)
         host.hold(bind_all).end()
         await asyncio.wait_for(complete, 20)

@@ -114,9 +114,9 @@ async def test_what_a_listener_raises_reaches_the_caller(host: MountNamespace, p
 @pytest.mark.parametrize("answer", [(0, "no outcome"), (1,), (2, 5), (7, 7, 7), ()])
 async def test_an_answer_that_is_none(pool: WorkerPool, answer: tuple[object, ...]) -> None:
     async with pool.worker() as worker:
-        link = worker._link
+        link = worker.link
         os.kill(worker.pid, signal.SIGSTOP)
-        job = asyncio.create_task(worker.unmount([item(b"a")]))
+        job = asyncio.ensure_future(worker.unmount([item(b"a")]))
         await asyncio.sleep(0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -196,6 +196,7 @@ async def test_a_worker_inherits_nothing(pool: WorkerPool) -> None:
                 fds = {fd: os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")}
                 assert {"0": "/dev/null", "1": "/dev/null", "2": "/dev/null"}.items() <= fds.items()
                 assert sorted(link.split(":")[0] for link in fds.values() if link != "/dev/null") == [
+                    "anon_inode",
                     "anon_inode",
                     "socket",
                 ]
@@ -285,7 +286,7 @@ async def test_a_killed_worker(host: MountNamespace, pool: WorkerPool) -> None:
     with dead(host, b"m"):
         async with pool.worker() as worker:
             os.kill(worker.pid, signal.SIGSTOP)
-            job = asyncio.create_task(worker.unmount([item(b"a"), item(b"b")]))
+            job = asyncio.ensure_future(worker.unmount([item(b"a"), item(b"b")]))
             await asyncio.sleep(0)
             os.kill(worker.pid, signal.SIGKILL)
             with pytest.raises(WorkerDied, match="signal 9") as caught:
@@ -309,7 +310,7 @@ async def test_cancellation_gives_the_worker_up(host: MountNamespace, pool: Work
     items = bind(host, b"a", b"b")
     async with pool.worker() as worker:
         os.kill(worker.pid, signal.SIGSTOP)
-        job = asyncio.create_task(worker.unmount(items))
+        job = asyncio.ensure_future(worker.unmount(items))
         await asyncio.sleep(0)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -377,7 +378,7 @@ async def test_close_during_a_job(host: MountNamespace) -> None:
     await pool.start()
     async with pool.worker() as worker:
         os.kill(worker.pid, signal.SIGSTOP)
-        job = asyncio.create_task(worker.unmount([item(b"a")]))
+        job = asyncio.ensure_future(worker.unmount([item(b"a")]))
         await asyncio.sleep(0)
         await pool.close()
         with pytest.raises(WorkerDied):
@@ -402,7 +403,7 @@ async def test_a_root_that_hangs(host: MountNamespace) -> None:
 async def test_a_frozen_daemon_does_not_take_its_workers_for_hung(host: MountNamespace, pool: WorkerPool) -> None:
     ((relative, *_),) = bind(host, b"a")
     async with pool.worker() as worker:
-        job = asyncio.create_task(worker.unmount([(relative, False, False)]))
+        job = asyncio.ensure_future(worker.unmount([(relative, False, False)]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         time.sleep(0.5)

@@ -141,12 +141,17 @@ def test_cgroup_lines() -> None:
     ]
 
 
-@given(COMMS, st.sampled_from("RSDTtZXI"), st.integers(0, 2**22), NUMBERS, st.integers(0, 2**16))
-def test_any_name_parses(comm: bytes, state: str, ppid: int, start_time: int, exit_code: int) -> None:
+@given(COMMS, st.sampled_from("RSDTtZXI"), st.integers(0, 2**22), NUMBERS, st.integers(0, 2**16), st.integers(0, 400))
+def test_any_name_parses_and_nothing_that_was_cut(
+    comm: bytes, state: str, ppid: int, start_time: int, exit_code: int, cut_at: int
+) -> None:
     between = b" ".join(b"%d" % number for number in range(17))
     after = b" ".join(b"%d" % number for number in range(29))
     data = b"7 (%s) %s %d %s %d %s %d\n" % (comm, state.encode(), ppid, between, start_time, after, exit_code)
     assert process.parse_stat(7, data) == process.Stat(7, comm, state, ppid, start_time, exit_code)
+    cut = data[: cut_at % data.rindex(b" ")]
+    with pytest.raises(ValueError, match=r"/proc/7/stat|int\(\)"):
+        process.parse_stat(7, cut)
 
 
 @given(st.binary())
@@ -162,10 +167,33 @@ def test_any_bytes_as_cgroups_are_survived(data: bytes, before: bytes) -> None:
         assert b"\n" not in path
 
 
-GROUP_PATHS = st.binary(max_size=30).map(lambda path: b"/" + path.replace(b"\n", b""))
+GROUP_PATHS = st.lists(st.sampled_from([b":", b"::", b"/", b" (deleted)"]) | st.binary(max_size=6), max_size=5).map(
+    lambda parts: b"/" + b"".join(parts).replace(b"\n", b"")
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["pids", "cpu,cpuacct", "name=x"]), GROUP_PATHS)))
 def test_cgroups_round_trip(rows: list[tuple[str, bytes]]) -> None:
     data = b"".join(b"%d:%s:%s\n" % (place, name.encode(), path) for place, (name, path) in enumerate(rows))
     assert process.parse_cgroup(data) == rows
+
+
+ARGUMENTS = st.lists(st.binary(max_size=30).map(lambda argument: argument.replace(b"\0", b"")), max_size=6)
+
+
+@given(ARGUMENTS)
+def test_any_arguments_are_told_as_they_were_given(arguments: list[bytes]) -> None:
+    waiting = [b"/bin/sh", b"-c", b"read line", *arguments]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as child:
+        # In the middle of its exec it has none yet.
+        until(lambda: process.command_line(child.pid))
+        assert process.command_line(child.pid) == waiting
+
+
+@given(st.binary())
+def test_what_a_process_wrote_over_its_arguments_is_survived(data: bytes) -> None:
+    """It may have been written without its last NUL, or any."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_read", lambda *_: data)
+        line = process.command_line(1)
+    assert b"\0".join(line) == data.removesuffix(b"\0")
