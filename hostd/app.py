@@ -27,7 +27,9 @@ from hostd.core.discovery import Discovery
 from hostd.core.inhibitors import Inhibitors
 from hostd.core.keeper import Keeper
 from hostd.core.model import State
-from hostd.core.mounts import KubeletRoot, NodeMounts
+from hostd.core.mount_source import open_source
+from hostd.core.mounts import NodeMounts
+from hostd.core.pod_mounts import KubeletRoot
 from hostd.core.qemus import Qemus
 from hostd.core.registry import Registry
 from hostd.core.requests import Requests
@@ -41,7 +43,6 @@ from hostd.devices.sysfs import Sysfs
 from hostd.devices.udev import Database
 from hostd.errors import ConfigError, HostdError
 from hostd.kubevirt.pod_cgroup import PodCgroups
-from hostd.linux.mount_table import MountTable
 from hostd.linux.pool import PoolExhausted, WorkerError, WorkerPool
 from hostd.log import Message, event, setup
 from hostd.metrics import Metrics, Textfile
@@ -80,7 +81,6 @@ class Daemon:
         self._devices: DeviceKeeper | None = None
         self._helper: Supervisor | None = None
         self._server: BusServer | None = None
-        self._metrics: Metrics | None = None
         self._status_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -118,7 +118,8 @@ class Daemon:
         self._end.callback(store.close)
         fds = FdStore(self._notifier)
         # The keeper is made of these, and they wake it: hence the lambdas.
-        mounts = NodeMounts(MountTable(pool.mountinfo_path), root, lambda pods: self.keeper.on_mounts(pods))  # noqa: PLW0108
+        source = open_source(pool.mountinfo_path, pool.namespace_path)
+        mounts = NodeMounts(source, root, lambda pods: self.keeper.on_mounts(pods))  # noqa: PLW0108
         cgroups = PodCgroups(host.cgroup_root)
         self.keeper = Keeper(
             self._config,
@@ -138,14 +139,13 @@ class Daemon:
         mounts.start()
         requests = Requests(self.keeper, root, lambda: config.load(self._config_file))
         requests.complaints["discovery"] = lambda: discovery.error
-        if self._config.metrics.textfile is not None:
-            # Before the first look, which may find deaths.
-            self._metrics = Metrics(
-                requests,
-                workers_hung=lambda: len(pool.hung),
-                helper=lambda: None if self._helper is None else self._helper.status,
-            )
-            self._end.callback(self._metrics.listen())
+        self.metrics = Metrics(
+            requests,
+            workers_hung=lambda: len(pool.hung),
+            helper=lambda: None if self._helper is None else self._helper.status,
+        )
+        # Before the first look, which may find deaths.
+        self._end.callback(self.metrics.listen())
         requests.problems |= await start.start(self.keeper, root, fds, stored)
         self._start_devices(requests)
         if not root.found:
@@ -175,9 +175,11 @@ class Daemon:
 
     async def _start_helper(self, requests: Requests) -> None:
         """qemu-pr-helper's supervisor; the core goes on without. Helper and clients do not notice its end."""
-        host, metrics = self._config.host, self._metrics
-        told = (lambda answered: metrics.probed(answered=answered)) if metrics else (lambda _: None)
-        helper = Supervisor(self._config.pr_helper, host.state_dir, host.runtime_dir, on_probe=told)
+        host, metrics = self._config.host, self.metrics
+        helper = Supervisor(
+            self._config.pr_helper, host.state_dir, host.runtime_dir,
+            on_probe=lambda answered: metrics.probed(answered=answered),
+        )  # fmt: skip
         try:
             await helper.start()
         except OSError as error:
@@ -201,8 +203,17 @@ class Daemon:
             await asyncio.sleep(_ROOT_SECONDS)
         root.path, root.found = found, True
         self.keeper.mounts.sort_again()
-        await start.look_around(self.keeper)
+        while not await self._looked_around():  # noqa: ASYNC110 - nothing tells when it can be
+            await asyncio.sleep(_ROOT_SECONDS)
         self.keeper.wake_all()
+
+    async def _looked_around(self) -> bool:
+        try:
+            await start.look_around(self.keeper)
+        except OSError as error:  # no descriptor is left, say; nobody else would look at what was there before the root
+            log.warning("the node cannot be looked at, which is tried again: %s", error)
+            return False
+        return True
 
     async def _find_root(self) -> bytes | None:
         try:
@@ -212,32 +223,34 @@ class Daemon:
             return None
 
     async def _start_bus(self, requests: Requests) -> BusServer:
-        bus = BusServer(requests, devices=self._devices, helper=self._helper, log_control=LogControl())
+        bus = BusServer(
+            requests, devices=self._devices, helper=self._helper, log_control=LogControl(), metrics=self.metrics.render
+        )
         self._server = bus
         self._bus = asyncio.create_task(bus.run(), name="bus")
         self._end.push_async_callback(_end_bus, bus, self._bus)
         self._bus.add_done_callback(lambda _: self._stop.set())
         await self._first_of(bus.settled(), self._stop.wait(), asyncio.shield(self._bus))
         self._raise_if_name_taken()
+        if bus.connected:
+            self.metrics.bus_connected()
         bus.on_state = lambda state: self._on_bus_state(state, bus)
         return bus
 
     def _start_textfile(self, requests: Requests, bus: BusServer) -> None:
-        if (metrics := self._metrics) is None or (path := self._config.metrics.textfile) is None:
+        if (path := self._config.metrics.textfile) is None:
             return
-        if bus.connected:
-            metrics.bus_connected()
-        textfile = Textfile(path, metrics, on_trouble=lambda _: bus.refresh())
+        textfile = Textfile(path, self.metrics, on_trouble=lambda _: bus.refresh())
         requests.complaints["metrics"] = lambda: textfile.trouble
         textfile.start()
         self._end.callback(textfile.close)
         if self._helper is not None:
-            self._end.callback(self._helper.subscribe(lambda: metrics.changed()))  # noqa: PLW0108 - it changes
+            self._end.callback(self._helper.subscribe(lambda: self.metrics.changed()))  # noqa: PLW0108 - it changes
 
     def _on_bus_state(self, state: BusState, bus: BusServer) -> None:
         self._say_status_soon(bus)
-        if state is BusState.READY and self._metrics is not None:
-            self._metrics.bus_connected()
+        if state is BusState.READY:
+            self.metrics.bus_connected()
 
     @staticmethod
     async def _first_of(*awaitables: Awaitable[object]) -> None:

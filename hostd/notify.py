@@ -63,6 +63,10 @@ class Notifier:
 
     def drop(self, name: str) -> None:
         """Lets systemd close what it keeps under that name."""
+        for waiting in [one for one in self._waiting if one[0].startswith(f"FDSTORE=1\nFDNAME={name}\n")]:
+            # However many come and go while it does not listen, they cost no descriptors.
+            self._waiting.remove(waiting)
+            os.close(waiting[1])
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def _send(self, message: str, fd: int = -1) -> None:

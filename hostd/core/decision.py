@@ -32,6 +32,8 @@ RETRY = (20_000, 100_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 1
 _EARLY = 10
 #: How long a layer that was mounted again has to stay away before anybody calls it gone (µs).
 STABLE = 2_000_000
+#: How long what was found out about a layer's holders holds (µs): a QEMU may open it meanwhile.
+HOLDERS_HOLD = 1_000_000
 #: Not to be tried again by time: something else has to happen first.
 NEVER = (1 << 63) - 1
 
@@ -190,8 +192,9 @@ def _due_at(layer: Layer, vm: VM, over_at: int, grace: int, now: int) -> int:
 def lazily(layers: Iterable[Layer], vm: VM, cleanup: Cleanup, now: int, *, asked: bool) -> set[bytes]:
     """The targets that may be unmounted with MNT_DETACH now.
 
-    Only such as were refused at least twice, so that their holders are known: none may be a QEMU, or a mount below, for
-    that would be torn away too. And only long enough after the death, unless an administrator asked for it (`asked`).
+    Only such as were refused at least twice, and whose holders were looked for just now: none may be a QEMU, or a mount
+    below, for that would be torn away too. And only long enough after the death, unless an administrator asked for it
+    (`asked`).
     """
     return {
         layer.target.path
@@ -200,6 +203,7 @@ def lazily(layers: Iterable[Layer], vm: VM, cleanup: Cleanup, now: int, *, asked
         and layer.holders  # who holds it must be known: it could be a QEMU
         and not any(holder.qemu or holder.how == "mount" for holder in layer.holders)
         and layer.attempts > 1
+        and now - layer.held_at <= HOLDERS_HOLD
         and (asked or now >= (vm.exited_at or now) + _lazy_after(layer, cleanup))
     }
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: How soon pods are looked for again where that failed.
 _LATER_SECONDS = 5.0
-_MASK = libc.IN_CREATE | libc.IN_MOVED_TO | libc.IN_ONLYDIR
+_MASK = libc.IN_CREATE | libc.IN_MOVED_TO | libc.IN_DELETE | libc.IN_ONLYDIR
 
 
 class Discovery:
@@ -78,6 +78,13 @@ class Discovery:
         except OSError as error:
             self._complain(f"{os.fsdecode(path)} cannot be watched", error, "fs.inotify.max_user_watches")
 
+    def _unwatch(self, path: bytes) -> None:
+        """Also of a cgroup that is gone: its parent's watch tells so, and its own stays for ever (tried on 6.18)."""
+        for watch in [watch for watch, watched in self._watched.items() if watched == path]:
+            del self._watched[watch]
+            if self._inotify:
+                self._inotify.remove(watch)
+
     def _complain(self, what: str, error: OSError, limit: str) -> None:
         if not self.error:
             log.warning("new pods are found late, for %s: %s", what, error)
@@ -119,11 +126,11 @@ class Discovery:
         parent = self._watched[event.wd]
         path = os.path.join(parent, event.name)
         inside = pod_uid(parent)
-        if inside is not None:
+        if event.mask & libc.IN_DELETE:
+            self._unwatch(path)
+        elif inside is not None:
             # The first container: all volumes are there, and the pod's own watch has done its work.
-            del self._watched[event.wd]
-            if self._inotify:
-                self._inotify.remove(event.wd)
+            self._unwatch(parent)
             self._found(inside)
         elif (new := pod_uid(path)) is not None:
             self._on_pod(new, path)
@@ -134,6 +141,7 @@ class Discovery:
         # Watched before it is looked into, so that no container comes unseen in between.
         self._watch(path)
         if any(os.path.isdir(os.path.join(path, name)) for name in _names(path)):
+            self._unwatch(path)
             self._found(uid)
 
     def _look_for_parents(self) -> None:

@@ -1,6 +1,6 @@
 """The keeper: it owns the VMs, and is woken to look, decide, save, act and tell.
 
-    event ─▶ wake(pod) ─▶ look ─▶ decide ─▶ commit (save, tell) ─▶ a pass, if something is due ─▶ wake(pod)
+    event ─▶ wake(pod) ─▶ look ─▶ decide ─▶ save ─▶ send the umounts that are due ─▶ tell ─▶ await them ─▶ wake(pod)
 
 Events (a pidfd, the mount table, the bus, a timer) only say when to look. Everything here runs in one event loop;
 between the last look at a pod and the sending of its umounts nothing else can run.
@@ -11,13 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hostd.core import passes, transitions
 from hostd.core.decision import Decision, Facts, decide, lazily, sooner
-from hostd.core.model import VM, Exit, Holder, Inhibitor, Layer, LayerState, State
-from hostd.core.service import Event, LayerBlocked, VMExited, VMReleased
+from hostd.core.lingering import Lingering
+from hostd.core.model import VM, Exit, Inhibitor, Layer, LayerState, State
+from hostd.core.nodes import BlockNodes
+from hostd.core.teller import Before, Teller, title
 from hostd.core.watchers import FdStore, HolderWatch
 from hostd.errors import LimitExceeded
 from hostd.kubevirt.pods import is_launcher
@@ -28,15 +32,17 @@ from hostd.linux.pool import Hung, PoolExhausted, WorkerError, WorkerPool
 from hostd.log import Message, event, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable
+    from collections.abc import Collection, Coroutine, Iterable, Sequence
 
     from hostd.config import Config
     from hostd.core.inhibitors import Inhibitors
     from hostd.core.mounts import NodeMounts
+    from hostd.core.passes import Sent
     from hostd.core.qemus import Qemus
     from hostd.core.registry import Registry
     from hostd.core.survey import Survey
     from hostd.linux.pidfd import Process
+    from hostd.linux.pool import Worker
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +69,18 @@ class Keeper:
         self.survey = survey
         self.inhibitors = inhibitors
         self.inspector = passes.Inspector(pool)
+        self.nodes = BlockNodes(survey, pool.inotify, self._on_nodes)
         self._fds = fds
+        self._teller = Teller(registry, mounts)
         self._holders = HolderWatch(self._on_holder_death)
+        self._lingering = Lingering(qemus, self.on_pod)
         self._passes: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Pods whose candidates are being identified.
         self._identifying: set[str] = set()
+        #: Pods that are being met, and whether more came of them meanwhile.
+        self._meeting: dict[str, bool] = {}
         #: Pods whose device nodes were looked for since their VM's death.
         self._surveyed: set[str] = set()
         #: Pods whose device nodes could not be looked for, and when that is tried again (CLOCK_BOOTTIME, µs).
@@ -79,8 +90,6 @@ class Keeper:
         #: VMs that somebody asked to release, so that grace is not waited for.
         self.hurried: set[str] = set()
         self.lazy: set[str] = set()
-        #: By layer: errno and holders as they were told last, and when (CLOCK_BOOTTIME, µs).
-        self._blocked_told: dict[tuple[str, bytes], tuple[int, tuple[Holder, ...], int]] = {}
         pool.on_unhung(self._on_unhung)
 
     # --- events ---
@@ -90,6 +99,12 @@ class Keeper:
         vm = self.registry.get(pod_uid)
         if vm is not None:
             self._step(vm)
+
+    def wake_later(self, pod_uid: str) -> None:
+        """The same in a moment, unless it will be looked at anyway."""
+        vm = self.registry.get(pod_uid)
+        if vm is not None and pod_uid not in self._passes and pod_uid not in self._timers:
+            self._set_timer(vm, boottime_usec() + _EXHAUSTED)
 
     def wake_all(self) -> None:
         """Looks at all VMs."""
@@ -125,18 +140,22 @@ class Keeper:
         for pod_uid in pod_uids:
             vm = self.registry.get(pod_uid)
             if vm is None:
-                self.start_task(self._meet_later(pod_uid), f"meet {pod_uid}")
+                self.on_pod(pod_uid)
                 continue
             # What is refused because of another mount may be free now.
             for layer in vm.layers.values():
                 if layer.state is LayerState.BUSY and layer.attempts > 1:
                     layer.retry_at = sooner(layer, boottime_usec() + _SOON)
-            self._step(vm)
+            if pod_uid not in self._passes:  # else it is most likely our own work, and is looked at when that is done
+                self._step(vm)
 
     def _on_unhung(self, hung: Hung) -> None:
         for vm in self.registry:
-            for layer in vm.layers.values():
-                if layer.target.relative == hung.what and layer.state is LayerState.HUNG:
+            if not vm.had_qemu and any(hung.what == b"/proc/%d/cmdline" % identity.pid for identity in vm.qemus):
+                self._start_to_identify(vm, self.qemus.followed_once_more(vm.pod_uid))
+            for layer in list(vm.layers.values()):  # a look may find more, or fewer
+                waits = layer.state is LayerState.BUSY and layer.errno == errno.EAGAIN
+                if waits or (layer.target.relative == hung.what and _hangs(layer)):
                     self._retry(vm, layer)
 
     def _on_holder_death(self, pod_uid: str, path: bytes) -> None:
@@ -169,7 +188,7 @@ class Keeper:
         if not is_vm:
             empty_dirs = await self.survey.empty_dirs(pod_uid)
             if empty_dirs is None:
-                asyncio.get_running_loop().call_later(_EXHAUSTED / 1e6, self.on_pod, pod_uid)
+                self._meet_again(pod_uid)
             if not is_launcher(empty_dirs or ()) and not await self._is_rest_of_launcher(pod_uid):
                 return None
         vm = self.registry.get(pod_uid)
@@ -200,20 +219,38 @@ class Keeper:
         vm.qemus.append(identity)
         if vm.leader is None or not any(vm.leader.same_as(known) for known in vm.qemus):
             vm.leader = identity
-        vm.had_qemu = True
         with contextlib.suppress(OSError):  # what cannot be read was not seen
             vm.cgroup_seen |= identity.pid in self.qemus.cgroups.processes(vm.pod_uid)
         vm.oom_kills = self.qemus.oom_kills(vm.pod_uid)
 
     def on_pod(self, pod_uid: str) -> None:
         """A pod has come, or the first container of one; perhaps a VM's."""
-        if self.registry.get(pod_uid) is None:
-            self.start_task(self._meet_later(pod_uid), f"meet {pod_uid}")
-        else:
+        if self.registry.get(pod_uid) is not None:
             self.wake(pod_uid)
+        elif pod_uid in self._meeting:
+            self._meeting[pod_uid] = True
+        else:
+            self._meeting[pod_uid] = False
+            self.start_task(self._keep_meeting(pod_uid), f"meet {pod_uid}")
 
-    async def _meet_later(self, pod_uid: str) -> None:
-        await self.meet(pod_uid)
+    async def _keep_meeting(self, pod_uid: str) -> None:
+        """Once at a time, however often the mounts of a pod change that is no VM's."""
+        try:
+            await self.meet(pod_uid)
+        finally:
+            more = self._meeting.pop(pod_uid)
+        if more:
+            self.on_pod(pod_uid)
+
+    def _meet_again(self, pod_uid: str) -> None:
+        """Later, for it could not be told what the pod is."""
+        if pod_uid not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[pod_uid] = loop.call_later(_EXHAUSTED / 1e6, self._on_pod_again, pod_uid)
+
+    def _on_pod_again(self, pod_uid: str) -> None:
+        self._timers.pop(pod_uid)
+        self.on_pod(pod_uid)
 
     def adopt_hung(self, vm: VM) -> None:
         """Waits for the workers of an earlier hostd that may still hang in an umount, known to hang or not."""
@@ -249,7 +286,9 @@ class Keeper:
                 self.qemus.is_other(vm.pod_uid, process.identity)
                 process.close()
             else:
-                # One whose command line cannot be read counts as well: not knowing is not death.
+                # While one lives whose command line cannot be read, nobody knows; that it was the VM's, its death does
+                # not tell either.
+                vm.had_qemu |= command.known
                 self.follow(vm, process)
                 if command.guest and not vm.name:
                     vm.namespace, vm.name = command.guest.namespace, command.guest.name
@@ -258,19 +297,28 @@ class Keeper:
             if launcher and not vm.vmi_uid:
                 vm.vmi_uid, vm.namespace, vm.name = launcher.uid, launcher.namespace, launcher.name
 
-    async def look_for_nodes(self, vm: VM) -> bool:
-        """Brings the VM's device nodes up to date; False where they cannot be looked at now."""
-        nodes = await self.survey.block_nodes(vm.pod_uid)
-        if nodes is not None:
-            transitions.see_block_nodes(vm, nodes, boottime_usec())
-        return nodes is not None
+    def _start_to_identify(self, vm: VM, candidates: list[Process]) -> None:
+        if candidates and vm.pod_uid not in self._identifying:
+            self._identifying.add(vm.pod_uid)
+            self.start_task(self._identify_and_wake(vm, candidates), f"identify {vm.pod_uid}")
+        else:
+            for process in candidates:
+                process.close()
 
     async def _identify_and_wake(self, vm: VM, candidates: list[Process]) -> None:
         try:
             await self.identify(vm, candidates)
-            await self.look_for_nodes(vm)
+            await self.nodes.look(vm)
         finally:
             self._identifying.discard(vm.pod_uid)
+        self.wake(vm.pod_uid)
+
+    def _on_nodes(self, pod_uid: str) -> None:
+        if vm := self.registry.get(pod_uid):
+            self.start_task(self._look_for_nodes(vm), f"look for device nodes of {pod_uid}")
+
+    async def _look_for_nodes(self, vm: VM) -> None:
+        await self.nodes.look(vm)
         self.wake(vm.pod_uid)
 
     # --- look, decide, enter ---
@@ -278,12 +326,7 @@ class Keeper:
     def look(self, vm: VM) -> Facts:
         """What is seen of the pod now; candidates for its QEMU are identified meanwhile."""
         facts, candidates = self.qemus.look(vm)
-        if candidates and vm.pod_uid not in self._identifying:
-            self._identifying.add(vm.pod_uid)
-            self.start_task(self._identify_and_wake(vm, candidates), f"identify {vm.pod_uid}")
-        else:
-            for process in candidates:
-                process.close()
+        self._start_to_identify(vm, candidates)
         vm.cgroup_seen |= facts.cgroup in {Population.POPULATED, Population.EMPTY}
         return dataclasses.replace(facts, inhibited=bool(self.inhibitors.of(vm.pod_uid)))
 
@@ -313,49 +356,78 @@ class Keeper:
             self._set_timer(vm, boottime_usec() + _EXHAUSTED)
 
     def _take_step(self, vm: VM) -> None:
-        decision = self.decide(vm)
-        if decision.state is State.RELEASED and vm.state is not State.RELEASED and vm.pod_uid not in self._surveyed:
-            # Device nodes are no mounts: nobody tells of them, so they are looked for before "released" is said.
-            again_at = self._unseen.get(vm.pod_uid, 0)
-            decision = Decision(State.CLEANING, dead=True, look_at=again_at or None, why=_UNSEEN if again_at else "")
-            if again_at <= boottime_usec():
-                decision = dataclasses.replace(decision, look_at=None)
-                self._start_pass(vm)
-        self._enter(vm, decision)
+        now = boottime_usec()
+        decision = self._look_for_nodes_first(vm, self.decide(vm))
+        worker = self.pool.take() if _to_unmount(decision) and vm.pod_uid not in self._passes else None
+        sent = None
+        try:
+            sent = self._carry_out(vm, decision, now, worker)
+        finally:
+            if worker and not sent:
+                self.pool.give_back(worker)
         if decision.forget:
             self.forget(vm)
             return
         self._set_timer(vm, decision.look_at)
-        if decision.due:
-            self._start_pass(vm)
+        if decision.due or _is_to_look(decision):
+            self._start_pass(vm, sent)
+
+    def _look_for_nodes_first(self, vm: VM, decision: Decision) -> Decision:
+        """Device nodes are no mounts: nobody tells of them, so a pass looks for them before "released" is said."""
+        if decision.state is not State.RELEASED or vm.state is State.RELEASED or vm.pod_uid in self._surveyed:
+            return decision
+        again_at = self._unseen.get(vm.pod_uid, 0)
+        look_at = again_at if again_at > boottime_usec() else None
+        return Decision(State.CLEANING, dead=True, look_at=look_at, why=_UNSEEN if again_at else "")
+
+    def _carry_out(self, vm: VM, decision: Decision, looked_at: int, worker: Worker | None) -> Sent | None:
+        """Saves what was decided, has a worker unmount what is due, and then tells of it.
+
+        Nothing is awaited from the look at the pod (CLOCK_BOOTTIME, µs) to the sending: no QEMU can start unseen by it.
+        """
+        before, sent = Before(vm.state, vm.error), None
+        self._enter(vm, decision)
+        if worker and (due := self._worth_trying(_to_unmount(decision), looked_at)):
+            lazy = self._lazily(vm, due, looked_at)
+            passes.intend(worker, due)
+            saved = self.registry.save(vm)
+            sent = passes.send(worker, due, lazy, looked_at)
+        else:
+            saved = self.registry.save(vm)
+        self._teller.tell(vm, before, saved)
+        return sent
+
+    def _worth_trying(self, due: list[Layer], now: int) -> list[Layer]:
+        """Without those of a kind of file system of which as many umounts hang as workers are left: the volumes of
+        servers that are gone must not stop those of all others."""
+        left = self.pool.left
+        if len(self.pool.hung) < left:
+            return due
+        hung = Counter(layer.fstype for vm in self.registry for layer in vm.layers.values() if _hangs(layer))
+        for layer in due:
+            if hung[layer.fstype] >= left:
+                words = f"not tried yet: {hung[layer.fstype]} umounts of {plain(layer.fstype)} file systems hang"
+                transitions.see_busy(layer, errno.EAGAIN, words, now)
+        return [layer for layer in due if hung[layer.fstype] < left]
 
     def _enter(self, vm: VM, decision: Decision) -> None:
-        """Brings the VM into the state that was decided, saves that, and tells it."""
-        events: list[Event] = []
-        before = vm.state
-        told_exit = before in {State.PENDING, State.RUNNING}
-        error_before, vm.state = vm.error, decision.state
+        """Brings the VM into the state that was decided."""
+        before, vm.state = vm.state, decision.state
         if decision.state is not State.CLEANING or before is not State.BLOCKED:
             # While a blocked layer is tried once more, what is known of it stays true.
             vm.error = decision.why
         if decision.state in {State.PENDING, State.RUNNING} and before is not decision.state:
             self._come_to_life(vm)
-        if decision.state is State.RUNNING:
-            self._enter_running(vm, before)
-        elif decision.dead and told_exit and vm.had_qemu:
-            events.append(VMExited(vm, vm.exit))
-            self._log_exit(vm)
-        # Of a blocked VM the layers are told one by one, and a pod that has not begun is nothing to tell.
-        if vm.error not in {"", error_before} and decision.state not in {State.PENDING, State.BLOCKED}:
-            log.warning("%s: %s: %s", title(vm), vm.state, vm.error, extra=about(Message.VM_STUCK, vm))
+        if decision.state is State.RUNNING and before is not State.RUNNING:
+            vm.started_usec = realtime_usec()
         if decision.state is State.RELEASED and before is not State.RELEASED:
-            events.append(self._enter_released(vm))
+            vm.released_at, vm.released_usec = boottime_usec(), realtime_usec()
+            self.hurried.discard(vm.pod_uid)
+            self.lazy.discard(vm.pod_uid)
         if decision.state in {State.EXITED, State.HELD, State.RELEASED}:
             self.qemus.watch(vm.pod_uid)
         else:
             self.qemus.unwatch(vm.pod_uid)
-        events += self._newly_blocked(vm)
-        self.registry.commit(vm, *events)
 
     def _come_to_life(self, vm: VM) -> None:
         """A QEMU, or a pod that has only now begun: what was found out about the end before this life is void."""
@@ -368,59 +440,6 @@ class Keeper:
         for layer in vm.layers.values():
             transitions.see_wanted(layer)
 
-    def _enter_running(self, vm: VM, before: State) -> None:
-        if before is State.RUNNING:
-            return
-        vm.started_usec = realtime_usec()
-        pid = vm.leader.pid if vm.leader else 0
-        log.info("%s: running, QEMU is process %d", title(vm), pid, extra=about(Message.VM_RUNNING, vm, leader=pid))
-
-    def _log_exit(self, vm: VM) -> None:
-        how = {"status": vm.exit.status, "signal": vm.exit.signal, "reason": vm.exit.reason}
-        log.info(
-            "%s: QEMU ended (%s), %d layers to go", title(vm), exit_words(vm.exit), _left(vm),
-            extra=about(Message.VM_EXITED, vm, **how),
-        )  # fmt: skip
-
-    def _enter_released(self, vm: VM) -> VMReleased:
-        vm.released_at, vm.released_usec = boottime_usec(), realtime_usec()
-        elapsed = max(0, max((layer.gone_at for layer in vm.layers.values()), default=0) - vm.exited_at)
-        self.hurried.discard(vm.pod_uid)
-        self.lazy.discard(vm.pod_uid)
-        log.info(
-            "%s: released, %d layers gone %.1f ms after the death", title(vm), len(vm.layers), elapsed / 1000,
-            extra=about(Message.VM_RELEASED, vm, layers=len(vm.layers), elapsed_usec=elapsed),
-        )  # fmt: skip
-        for path in self.mounts.of(vm.pod_uid).foreign:
-            log.warning(
-                "%s: %s is mounted below its directories and is no layer, so it is left", title(vm), plain(path),
-                extra=about(Message.FOREIGN_MOUNT, vm, target=path),
-            )  # fmt: skip
-        return VMReleased(vm, len(vm.layers), elapsed)
-
-    def _newly_blocked(self, vm: VM) -> Iterable[Event]:
-        """Layers that cannot be had, told once a spell and again, not too often, when the reason changes."""
-        now = boottime_usec()
-        for path, layer in vm.layers.items():
-            key = (vm.pod_uid, path)
-            # A first refusal is no news: what a dying process still holds is free in milliseconds.
-            stuck = layer.state in {LayerState.BUSY, LayerState.DETACHED} and layer.attempts > 1
-            remounted = layer.state is LayerState.MOUNTED and layer.error == transitions.REMOUNTED
-            if vm.state in {State.RUNNING, State.RELEASED}:
-                self._blocked_told.pop(key, None)
-            if vm.state is State.RUNNING or not (stuck or remounted or layer.state is LayerState.HUNG):
-                continue
-            number, named, told_at = self._blocked_told.get(key, (-1, (), 0))
-            if (number, named) == (layer.errno, layer.holders) or (named and now < told_at + _TELL_AGAIN):
-                continue
-            self._blocked_told[key] = (layer.errno, layer.holders, now)
-            message = Message.LAYER_REMOUNTED if remounted else _TOLD_AS.get(layer.state, Message.LAYER_BLOCKED)
-            log.warning(
-                "%s: %s is %s: %s", title(vm), plain(path), layer.state, layer.error or "no reason is known",
-                extra=about(message, vm, target=path, errno=layer.errno),
-            )  # fmt: skip
-            yield LayerBlocked(vm, layer, layer.holders)
-
     def _set_timer(self, vm: VM, look_at: int | None) -> None:
         timer = self._timers.pop(vm.pod_uid, None)
         if timer:
@@ -432,9 +451,12 @@ class Keeper:
 
     # --- acting ---
 
-    def _start_pass(self, vm: VM) -> None:
+    def _lazily(self, vm: VM, layers: Iterable[Layer], now: int) -> set[bytes]:
+        return lazily(layers, vm, self.config.cleanup, now, asked=vm.pod_uid in self.lazy)
+
+    def _start_pass(self, vm: VM, sent: Sent | None) -> None:
         if vm.pod_uid not in self._passes:
-            task = self.start_task(self._pass(vm), f"pass {vm.pod_uid}")
+            task = self.start_task(self._pass(vm, sent), f"pass {vm.pod_uid}")
             self._passes[vm.pod_uid] = task
             task.add_done_callback(lambda task: self._end_pass(vm, task))
 
@@ -451,20 +473,20 @@ class Keeper:
         """The pass under way for a VM, for those who want to wait for its end."""
         return self._passes.get(pod_uid)
 
-    async def _pass(self, vm: VM) -> None:
-        """Looks once more, then unmounts what is due, then finds out what came of it."""
+    async def _pass(self, vm: VM, sent: Sent | None) -> None:
+        """Sees an umount job to its end, or waits for a worker that can have one; then finds out what came of it."""
         try:
-            async with self.pool.worker() as worker:
-                # From here to the sending of the job nothing is awaited: no QEMU can start unseen by this look.
+            async with contextlib.AsyncExitStack() as end:
+                if sent:
+                    end.callback(self.pool.give_back, sent.worker)
+                else:
+                    worker = await end.enter_async_context(self.pool.worker())
+                    now = boottime_usec()
+                    decision = self._look_for_nodes_first(vm, self.decide(vm))
+                    sent = self._carry_out(vm, decision, now, worker)
                 self._starved = False
-                now = boottime_usec()
-                decision = self.decide(vm)
-                due = [layer for layer in decision.due if layer.state is not LayerState.DETACHED]
-                if due:
-                    asked = vm.pod_uid in self.lazy
-                    passes.intend(worker, due)
-                    self.registry.commit(vm)
-                    await passes.unmount(worker, due, lazily(due, vm, self.config.cleanup, now, asked=asked), now)
+                if sent:
+                    await passes.finish(sent)
         except (PoolExhausted, WorkerError) as error:
             if not self._starved:  # all VMs that wait would say the same
                 log.error("%s: no worker is left to unmount with: %s", title(vm), error)  # noqa: TRY400
@@ -476,11 +498,21 @@ class Keeper:
             await asyncio.sleep(_EXHAUSTED / 1e6)  # a VM without layers would ask for the next pass at once
             return
         await self._settle(vm)
+        if sent:
+            # Who holds them is known just now, and it may have allowed what the job was not allowed.
+            self._retry_lazily(vm, [layer for layer in sent.layers if layer.target.path not in sent.lazy])
+
+    def _retry_lazily(self, vm: VM, layers: Sequence[Layer]) -> None:
+        now = boottime_usec()
+        may_go = self._lazily(vm, layers, now)
+        for layer in layers:
+            if layer.target.path in may_go:
+                layer.retry_at = now
 
     async def _settle(self, vm: VM) -> None:
-        await self.mounts.fresh()
+        await self.mounts.fresh(vm.pod_uid)
         transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), boottime_usec(), read_at=self.mounts.read_at)
-        if await self.look_for_nodes(vm):
+        if await self.nodes.look(vm):
             self._surveyed.add(vm.pod_uid)
             self._unseen.pop(vm.pod_uid, None)
         else:  # until it can be told, "released" would be a guess
@@ -494,14 +526,14 @@ class Keeper:
         """Drops a VM from the list."""
         self._set_timer(vm, None)
         self.qemus.forget(vm.pod_uid)
+        self.nodes.forget(vm.pod_uid)
         self._holders.watch(vm.pod_uid, ())
         self._surveyed.discard(vm.pod_uid)
         self._unseen.pop(vm.pod_uid, None)
         self.hurried.discard(vm.pod_uid)
-        for path in vm.layers:
-            self._blocked_told.pop((vm.pod_uid, path), None)
-        log.info("%s: forgotten", title(vm), extra=about(Message.VM_FORGOTTEN, vm))
+        self._teller.forget(vm)
         self.registry.remove(vm)
+        self._lingering.watch(vm.pod_uid)
 
     def on_inhibitor_end(self, inhibitor: Inhibitor) -> None:
         """An inhibitor was let go."""
@@ -528,6 +560,8 @@ class Keeper:
             timer.cancel()
         # First nothing more comes in, so that no new work begins while the old is being cancelled.
         self._holders.close()
+        self._lingering.close()
+        self.nodes.close()
         self.qemus.close()
         self.inhibitors.close()
         self.mounts.close()
@@ -537,31 +571,21 @@ class Keeper:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-_TOLD_AS = {LayerState.DETACHED: Message.LAYER_DETACHED}
 #: How soon a busy layer is tried again after its pod's mounts changed, and when no worker is to be had (µs).
 _SOON = 200_000
 _EXHAUSTED = 5_000_000
-#: How long nothing new is said of a layer whose holders were named: they may change many times a second (µs).
-_TELL_AGAIN = 30_000_000
 _UNSEEN = "whether device nodes are left cannot be told: their directory cannot be looked at"
 
 
-def title(vm: VM) -> str:
-    """How the log calls a VM."""
-    return f"{vm.namespace}/{vm.name} (pod {vm.pod_uid})" if vm.name else f"pod {vm.pod_uid}"
+def _hangs(layer: Layer) -> bool:
+    return layer.state is LayerState.HUNG
 
 
-def about(message: Message, vm: VM, **fields: object) -> dict[str, object]:
-    """The log's fields of a VM's event."""
-    return event(message, pod_uid=vm.pod_uid, vmi_uid=vm.vmi_uid, namespace=vm.namespace, vm=vm.name, **fields)
+def _to_unmount(decision: Decision) -> list[Layer]:
+    """What is due and not only to be looked at."""
+    return [layer for layer in decision.due if layer.state is not LayerState.DETACHED]
 
 
-def exit_words(end: Exit) -> str:
-    """How a QEMU ended, in words."""
-    if end.signal > 0:
-        return f"{end.reason}, signal {end.signal}"
-    return f"{end.reason}, status {end.status}" if end.status >= 0 else str(end.reason)
-
-
-def _left(vm: VM) -> int:
-    return sum(layer.state is not LayerState.GONE for layer in vm.layers.values())
+def _is_to_look(decision: Decision) -> bool:
+    """Nothing is to be unmounted, and a pass is to look whether that is all."""
+    return decision.state is State.CLEANING and decision.look_at is None

@@ -105,9 +105,15 @@ class Layer:
     seen_at: int = 0
     #: Device (`major:minor`) and root within it of what is mounted; empty until seen, and for a block node.
     source: tuple[str, bytes] = ("", b"")
+    #: The kind of file system that is mounted; not saved, for what hangs is tried by one hostd only.
+    fstype: bytes = b""
     #: Ids of the mounts that were stacked on it; they tell its users once it is detached.
     mount_ids: tuple[int, ...] = ()
+    #: Ids of the mounts that were detached and pinned still when it was mounted again: they pin it once that is gone.
+    pinned_ids: tuple[int, ...] = ()
     holders: tuple[Holder, ...] = ()
+    #: When its holders were looked for last (CLOCK_BOOTTIME, µs); not saved, for the next hostd looks again.
+    held_at: int = 0
     #: The worker that hangs in the umount of it, perhaps one of an earlier hostd.
     worker: Identity | None = None
     #: How often it was mounted again after it had been unmounted.
@@ -188,7 +194,7 @@ class DeviceConflict:
 
 @dataclass(frozen=True, slots=True)
 class HelperStatus:
-    """How it is with qemu-pr-helper. The first eight fields are PRHelper's properties on the bus."""
+    """How it is with qemu-pr-helper. All but the last field are PRHelper's properties on the bus."""
 
     enabled: bool = False
     state: str = "absent"

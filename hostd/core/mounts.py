@@ -1,7 +1,11 @@
-"""The node's mounts as hostd sees them: for each pod, which targets are mounted, read from PID 1's table.
+"""The node's mounts as hostd sees them: for each pod, which targets are mounted, in PID 1's mount namespace.
 
-The kernel says that the table changed, not what. One read answers all changes up to it, and reads are spaced so that
-a storm of other people's mounts costs a bounded share of a core; after the storm one more read sees the end of it.
+One look answers all changes up to it, and looks are spaced so that a storm of other people's mounts costs a bounded
+share of a core; after the storm one more look sees the end of it.
+
+Where the kernel tells which rows changed (see `hostd.core.mount_source`), only these are looked at. The whole table is
+looked at at the start, on `read`, when the kernel lost events, when a tree of mounts was moved, and some time after
+changes: of a renamed directory above a mount, which changes its path, no kernel tells.
 """
 
 from __future__ import annotations
@@ -9,102 +13,98 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hostd.kubevirt.targets import CONTAINER_DISKS, EMPTY_DIRS, HOTPLUG_DISKS, Foreign, Target, classify
+from hostd.core.pod_mounts import KubeletRoot, PodMounts, SortedMounts
 from hostd.linux.clock import boottime_usec
-from hostd.linux.mount_table import Mount, MountTable, rows_naming
-from hostd.linux.mount_watch import MountWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hostd.core.mount_source import MountSource
+
 log = logging.getLogger(__name__)
 
-#: What a row that matters contains.
-_NEEDLES = tuple(b"/".join((b"", EMPTY_DIRS, directory, b"")) for directory in (CONTAINER_DISKS, HOTPLUG_DISKS))
-#: Reading may take one part in so many of the time.
+#: Looking may take one part in so many of the time.
 _SHARE = 20
-#: Two reads are never closer than this (seconds): a VM's umounts come as a burst.
+#: Two looks are never closer than this (seconds): a VM's umounts come as a burst.
 _SPACING = 0.02
-#: How soon it is read again where that failed (seconds).
+#: How soon it is tried again where a look failed (seconds).
 _AGAIN = 1.0
-
-
-@dataclass(slots=True)
-class PodMounts:
-    """What is mounted in one pod's two directories."""
-
-    #: Each target with the mounts stacked on it, bottom first.
-    targets: dict[bytes, tuple[Target, list[Mount]]] = field(default_factory=dict)
-    #: Mounts that are nobody's layer.
-    foreign: list[bytes] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class KubeletRoot:
-    """The kubelet's directory, symlinks resolved: found once, for all who need it. `found` is False while it does not
-    exist; the path is then the configured one."""
-
-    path: bytes
-    found: bool = False
+#: How long after the first look at changed rows only the whole table is looked at (seconds).
+_WHOLE_AFTER = 60.0
 
 
 class NodeMounts:
-    """Keeps up with the table. `changed` is called with the pods whose mounts differ from the read before."""
+    """Keeps up with the table. `changed` is called with the pods whose mounts differ from the look before."""
 
-    def __init__(self, table: MountTable, root: KubeletRoot, changed: Callable[[set[str]], None]) -> None:
-        self._table = table
-        self._root = root
+    def __init__(self, source: MountSource, root: KubeletRoot, changed: Callable[[set[str]], None]) -> None:
+        self._source = source
         self._changed = changed
-        self._watch = MountWatch(table)
-        self._pods: dict[str, PodMounts] = {}
-        self._rows: list[Mount] = []
+        self._mounts = SortedMounts(root)
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._whole_timer: asyncio.TimerHandle | None = None
+        self._whole_due = True
         self._waiting: list[asyncio.Future[None]] = []
+        #: Pods whose rows are looked at next time though nothing is told of them.
+        self._doubted: set[str] = set()
         self._started = False
-        #: Reads so far; one read serves any number of changes.
-        self.reads = 0
-        #: When the last one began (CLOCK_BOOTTIME, µs).
+        #: Looks so far, and those of them at the whole table; one serves any number of changes.
+        self.reads = self.whole_reads = 0
+        #: When the last one began (CLOCK_BOOTTIME, µs): all that had happened until then is known.
         self.read_at = 0
 
     def start(self) -> None:
-        """Reads from now on whenever the table changes."""
+        """Looks from now on whenever the table changes."""
         self._started = True
         self._listen()
 
     def _listen(self) -> None:
         if self._started:
-            asyncio.get_running_loop().add_reader(self._watch.fileno(), self._on_change)
+            asyncio.get_running_loop().add_reader(self._source.fileno(), self._look_soon)
 
     def close(self) -> None:
-        """Stops reading."""
-        asyncio.get_running_loop().remove_reader(self._watch.fileno())
-        if self._timer:
-            self._timer.cancel()
+        """Stops looking."""
+        asyncio.get_running_loop().remove_reader(self._source.fileno())
+        for timer in (self._timer, self._whole_timer):
+            if timer:
+                timer.cancel()
         for waiting in self._waiting:
             waiting.cancel()
-        self._watch.close()
-        self._table.close()
+        self._source.close()
 
     def of(self, pod_uid: str) -> PodMounts:
-        """What the last read showed of a pod."""
-        return self._pods.get(pod_uid) or PodMounts()
+        """What the last look showed of a pod."""
+        return self._mounts.pods.get(pod_uid) or PodMounts()
 
     def pods(self) -> set[str]:
         """The pods that have any mount in their two directories."""
-        return set(self._pods)
+        return set(self._mounts.pods)
+
+    def sort_again(self) -> None:
+        """The kubelet's root was found: what was read means something else now."""
+        self._mounts.sort_again()
+
+    async def fresh(self, pod_uid: str) -> None:
+        """Returns when all is known that had happened before this call, of this pod also what no event tells. Many
+        callers share one look."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self._doubted.add(pod_uid)
+        self._look_soon()
+        await waiting
 
     def read(self) -> set[str]:
-        """Reads the table now, and gives the pods whose mounts differ from the read before."""
-        begun = time.monotonic()
+        """Looks at the whole table now, and gives the pods whose mounts differ from the look before."""
+        self._whole_due = True
+        return self._look()
+
+    def _look(self) -> set[str]:
+        begun, read_at = time.monotonic(), boottime_usec()
         self.reads += 1
-        self.read_at = boottime_usec()
-        self._watch.drain()
-        rows = rows_naming(self._table.read(), *_NEEDLES)
-        changed = self._sort_in(rows) if rows != self._rows else set()
+        changed = self._take_in()
+        self.read_at = read_at
         ended = time.monotonic()
         self._not_before = ended + max(_SPACING, (ended - begun) * _SHARE)
         waiting, self._waiting = self._waiting, []
@@ -113,47 +113,52 @@ class NodeMounts:
                 future.set_result(None)
         return changed
 
-    def sort_again(self) -> None:
-        """The kubelet's root was found: what was read means something else now."""
-        self._sort_in(self._rows)
+    def _take_in(self) -> set[str]:
+        # What is told is told once: if the look fails, only the whole table makes up for it.
+        whole_due, self._whole_due = self._whole_due, True
+        changes = None
+        if not whole_due:
+            again = {number for pod_uid in self._doubted for number in self._mounts.numbers_of(pod_uid)}
+            changes = self._source.changes(self._mounts.rows.keys(), again)
+        if changes is None:
+            self.whole_reads += 1
+            changed = self._mounts.replace(self._source.whole())
+        else:
+            changed = self._mounts.update(changes)
+        self._doubted.clear()
+        self._whole_due = False
+        self._set_whole_timer(wanted=changes is not None)
+        return changed
 
-    async def fresh(self) -> None:
-        """Returns when the table has been read after this call; many callers share one read."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
-        self._on_change()
-        await waiting
+    def _set_whole_timer(self, *, wanted: bool) -> None:
+        if self._whole_timer and not wanted:
+            self._whole_timer.cancel()
+            self._whole_timer = None
+        elif wanted and self._whole_timer is None:
+            self._whole_timer = asyncio.get_running_loop().call_later(_WHOLE_AFTER, self._look_at_all)
 
-    def _sort_in(self, rows: list[Mount]) -> set[str]:
-        pods: dict[str, PodMounts] = {}
-        for row in rows:
-            match classify(self._root.path, row.target):
-                case Target() as target:
-                    mounted = pods.setdefault(target.pod_uid, PodMounts()).targets
-                    mounted.setdefault(target.path, (target, []))[1].append(row)
-                case Foreign(pod_uid=uid, path=path):
-                    pods.setdefault(uid, PodMounts()).foreign.append(path)
-        before, self._pods, self._rows = self._pods, pods, rows
-        return {uid for uid in before.keys() | pods.keys() if before.get(uid) != pods.get(uid)}
+    def _look_at_all(self) -> None:
+        self._whole_timer = None
+        self._whole_due = True
+        self._look_soon()
 
-    def _on_change(self) -> None:
-        self._watch.drain()
+    def _look_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        # Until then each of a storm's changes would wake us for nothing.
+        loop.remove_reader(self._source.fileno())
         if self._timer is None:
             delay = max(0.0, self._not_before - time.monotonic())
-            if delay:
-                # Until then each of a storm's changes would wake us for nothing.
-                asyncio.get_running_loop().remove_reader(self._watch.fileno())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._read_and_tell)
+            self._timer = loop.call_later(delay, self._look_and_tell)
 
-    def _read_and_tell(self) -> None:
+    def _look_and_tell(self) -> None:
         self._timer = None
-        # Before the read: what changes from here on is told.
+        # Before the look: what changes from here on is told.
         self._listen()
         try:
-            changed = self.read()
-        except OSError as error:  # the kernel has no memory for it, say; there are those who wait for a read
+            changed = self._look()
+        except OSError as error:  # the kernel has no memory for it, say; there are those who wait for a look
             log.warning("the mount table cannot be read, which is tried again: %s", error)
-            self._timer = asyncio.get_running_loop().call_later(_AGAIN, self._read_and_tell)
+            self._timer = asyncio.get_running_loop().call_later(_AGAIN, self._look_and_tell)
             return
         if changed:
             self._changed(changed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostd.core import transitions
@@ -21,7 +22,8 @@ from hostd.linux.pidfd import Identity, identify
 from hostd.linux.pool import Item, PoolExhausted, Worker, WorkerDied, WorkerError, WorkerHung, WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from hostd.linux.umount import Outcome
 
@@ -54,18 +56,35 @@ def is_at_work(layer: Layer) -> bool:
     return found is not None and layer.worker is not None and found.same_as(layer.worker)
 
 
-async def unmount(worker: Worker, layers: Sequence[Layer], lazy: set[bytes], looked_at: int) -> None:
-    """One job of a worker: every layer is tried, whatever becomes of the others, and its state says what came of it.
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A job that a worker has, and the layers that it is about."""
+
+    worker: Worker
+    layers: Sequence[Layer]
+    #: The targets that it may detach.
+    lazy: AbstractSet[bytes]
+    outcomes: Awaitable[list[Outcome]]
+
+
+def send(worker: Worker, layers: Sequence[Layer], lazy: set[bytes], looked_at: int) -> Sent:
+    """Has the layers unmounted; on return the worker has the job.
 
     Those that the worker does not come to soon after the look at the pod (CLOCK_BOOTTIME, µs) are left as they are:
     before they are tried, somebody has to look again.
     """
-    by_path = {layer.target.relative: layer for layer in layers}
     items: list[Item] = [
-        (path, layer.target.path in lazy, layer.target.kind is Kind.HOTPLUG_BLOCK) for path, layer in by_path.items()
+        (layer.target.relative, layer.target.path in lazy, layer.target.kind is Kind.HOTPLUG_BLOCK) for layer in layers
     ]
+    return Sent(worker, layers, lazy, worker.unmount(items, not_after=looked_at + _FRESH))
+
+
+async def finish(sent: Sent) -> None:
+    """Waits for the end of a job: every layer is tried, whatever becomes of the others, and its state says what came
+    of it."""
+    by_path = {layer.target.relative: layer for layer in sent.layers}
     try:
-        outcomes = await worker.unmount(items, not_after=looked_at + _FRESH)
+        outcomes = await sent.outcomes
     except WorkerHung as hung:
         outcomes = hung.done
         stuck = by_path.get(hung.relative)
@@ -74,13 +93,13 @@ async def unmount(worker: Worker, layers: Sequence[Layer], lazy: set[bytes], loo
             transitions.see_hung(stuck, _identity(hung.pid), sentence)
     except WorkerError as error:
         outcomes = error.done if isinstance(error, WorkerDied) else []
-        log.warning("a pass of pod %s was cut off and is tried again: %s", layers[0].target.pod_uid, error)
+        log.warning("a pass of pod %s was cut off and is tried again: %s", sent.layers[0].target.pod_uid, error)
         for path in by_path.keys() - {outcome.relative for outcome in outcomes}:
             layer = by_path[path]
             transitions.see_busy(layer, errno.EAGAIN, str(error), boottime_usec())
     for outcome in outcomes:
         note(by_path[outcome.relative], outcome)
-    for layer in layers:
+    for layer in sent.layers:
         if layer.state is not LayerState.HUNG:
             layer.worker = None
 
@@ -133,7 +152,7 @@ class Inspector:
         async with self._turn:
             self._look = None
             asked, self._asked = self._asked, []
-            wanted = {layer.target.path: Wanted(layer.target.path, *layer.source, layer.mount_ids) for layer in asked}
+            wanted = {layer.target.path: _wanted(layer) for layer in asked}
             held = await self._held(list(wanted.values()))
         if held is None:
             return None
@@ -170,7 +189,7 @@ class Inspector:
         for layer in unsettled:
             found = None if holders is None else holders.get(layer.target.path, [])
             if layer.state is LayerState.BUSY:
-                transitions.see_holders(layer, found or ())
+                transitions.see_holders(layer, found or (), boottime_usec())
             elif found:
                 transitions.see_pinned(layer, found, boottime_usec())
             elif layer.state is LayerState.DETACHED and holders is None and self._ask_again(layer):
@@ -178,6 +197,10 @@ class Inspector:
             elif layer.state is LayerState.DETACHED:
                 transitions.see_gone(layer, boottime_usec())
                 layer.error = _UNANSWERED if holders is None else ""
+
+
+def _wanted(layer: Layer) -> Wanted:
+    return Wanted(layer.target.path, *layer.source, layer.mount_ids + layer.pinned_ids)
 
 
 def holder_of(row: Held) -> Holder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,18 @@ class Qemus:
         """The QEMUs of a pod that were not seen dead yet."""
         return self._followed.get(pod_uid, [])
 
+    def followed_once_more(self, pod_uid: str) -> list[Process]:
+        """The living ones of them, opened anew, to be asked what they are. The caller owns them."""
+        found: list[Process] = []
+        for process in self.followed(pod_uid):
+            with contextlib.suppress(OSError):  # it is dead, or no descriptor is left to ask with
+                again = Process.open(process.identity.pid)
+                if again.identity.same_as(process.identity):
+                    found.append(again)
+                else:
+                    again.close()
+        return found
+
     def _on_death(self, pod_uid: str, process: Process) -> None:
         asyncio.get_running_loop().remove_reader(process.fd)
         self._followed[pod_uid].remove(process)
@@ -98,14 +111,24 @@ class Qemus:
         if any(process.alive() for process in self.followed(vm.pod_uid)):
             return Facts(qemu=True), []
         try:
-            living = self.cgroups.processes(vm.pod_uid)
-            candidates = self.unidentified(vm.pod_uid, living)
-            if not candidates and not living and not (vm.had_qemu and vm.cgroup_seen):
-                candidates = self.unidentified(vm.pod_uid, self._naming(vm.pod_uid))
-            if not candidates:
-                return self._facts_without_qemu(vm, living), []
+            return self._look_into(vm)
         except OSError as error:
-            return Facts(doubt=f"its cgroup cannot be looked at: {error}"), []
+            failed = error
+        with contextlib.suppress(OSError):
+            if failed.errno in {errno.EMFILE, errno.ENFILE} and self._watches:
+                # Those only make things quicker, and hold the descriptors that are needed to see that something ended.
+                for pod_uid in list(self._watches):
+                    self.unwatch(pod_uid)
+                return self._look_into(vm)
+        return Facts(doubt=f"its cgroup cannot be looked at: {failed}"), []
+
+    def _look_into(self, vm: VM) -> tuple[Facts, list[Process]]:
+        living = self.cgroups.processes(vm.pod_uid)
+        candidates = self.unidentified(vm.pod_uid, living)
+        if not candidates and not living and not (vm.had_qemu and vm.cgroup_seen):
+            candidates = self.unidentified(vm.pod_uid, self._naming(vm.pod_uid))
+        if not candidates:
+            return self._facts_without_qemu(vm, living), []
         pids = ", ".join(str(process.identity.pid) for process in candidates)
         return Facts(doubt=f"process {pids} looks like a QEMU and is not identified yet"), candidates
 

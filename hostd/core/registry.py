@@ -41,13 +41,14 @@ class Registry:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def tell(self, what: Event) -> None:
+    def tell(self, *events: Event) -> None:
         """Tells all who listen; one that fails does not keep it from the others."""
-        for listener in list(self._listeners):
-            try:
-                listener(what)
-            except Exception:
-                log.exception("a listener failed on %s", type(what).__name__)
+        for what in events:
+            for listener in list(self._listeners):
+                try:
+                    listener(what)
+                except Exception:
+                    log.exception("a listener failed on %s", type(what).__name__)
 
     def __iter__(self) -> Iterator[VM]:
         # Over a copy: VMs come and go while somebody looks at them.
@@ -87,24 +88,26 @@ class Registry:
         self.tell(VMNew(vm))
 
     def commit(self, vm: VM, *events: Event, must_save: bool = False) -> None:
-        """Saves what changed, then tells it and the events.
+        """Saves what changed, then tells it and the events."""
+        self.tell(*self.save(vm, must_save=must_save), *events)
+
+    def save(self, vm: VM, *, must_save: bool = False) -> list[Event]:
+        """Saves what changed since the last time, and gives what is to be told of it: soon, before it changes again.
 
         With `must_save` a VM that cannot be saved is put back to what was saved last and HostdError is raised. Without,
         hostd goes on without the file (it would find all of it again by looking) and tries again at the next commit.
         """
         plain, before = vm_to_plain(vm), self._saved.get(vm.pod_uid, {})
-        if plain != before or vm.pod_uid in self._unsaved:
-            try:
-                self._save(vm, plain, must_save=must_save)
-            except HostdError:
-                self._put_back(vm, before)
-                raise
-            self._saved[vm.pod_uid] = plain
-            fields = frozenset(name for name in plain if _differs(name, plain, before))
-            if fields:
-                self.tell(VMChanged(vm, fields))
-        for what in events:
-            self.tell(what)
+        if plain == before and vm.pod_uid not in self._unsaved:
+            return []
+        try:
+            self._save(vm, plain, must_save=must_save)
+        except HostdError:
+            self._put_back(vm, before)
+            raise
+        self._saved[vm.pod_uid] = plain
+        fields = frozenset(name for name in plain if _differs(name, plain, before))
+        return [VMChanged(vm, fields)] if fields else []
 
     def remove(self, vm: VM) -> None:
         """Forgets a VM."""

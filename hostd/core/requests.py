@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from hostd.config import Config
     from hostd.core.keeper import Keeper
-    from hostd.core.mounts import KubeletRoot
+    from hostd.core.pod_mounts import KubeletRoot
 
 #: Layers that an agent may name for one VM: more than any VM can have.
 _MOST_TRACKED = 1024
@@ -71,6 +71,11 @@ class Requests:
         return self._keeper.config.cleanup.mode
 
     @property
+    def config_files(self) -> tuple[str, ...]:
+        """The files that the configuration was read from, the least important first."""
+        return tuple(map(os.path.abspath, self._keeper.config.sources))
+
+    @property
     def health(self) -> Mapping[str, str]:
         """What is wrong with hostd's own parts, by part."""
         found = self.problems | {part: words for part, ask in self.complaints.items() if (words := ask())}
@@ -79,7 +84,8 @@ class Requests:
             found["workers"] = f"{len(self._keeper.pool.hung)} hang: {names}"
         if self._registry.unsaved:
             found["state"] = f"the state of {len(self._registry.unsaved)} VMs cannot be saved: is the disk full?"
-        if not self._understood():
+        # Before kubelet's first pod there are none, and nobody misses them.
+        if len(self._registry) and not self._understood():
             found["cgroups"] = "no pod cgroups are found: a pod that never had a QEMU is left alone"
         return found
 
@@ -144,7 +150,7 @@ class Requests:
             self._take_word(vm, said)
         if process is not None:
             same = same and vm.leader is not None and vm.leader.same_as(process.identity)
-            vm.leader = process.identity
+            vm.leader, vm.had_qemu = process.identity, True
         self._registry.commit(vm, must_save=True)
         if process is not None:
             # Only now: what could not be saved must leave nothing behind.
@@ -244,6 +250,7 @@ class Requests:
     async def _refuse_living(self, vm: VM) -> None:
         """VMAlive while a QEMU lives, or while nobody knows, or while the pod may yet start one."""
         decision = self._keeper.decide(vm)
+        self._registry.commit(vm)  # what was seen stays true whatever follows from it
         if decision.state is State.RUNNING:
             pids = ", ".join(str(identity.pid) for identity in vm.qemus)
             raise VMAlive(f"pod {vm.pod_uid} is alive: QEMU is process {pids}; its layers stay while it lives")
@@ -284,8 +291,10 @@ class Requests:
                     rows.append(SweepRow(vm.pod_uid, layer.target.path, action_of(layer), doing))
             foreign = self._keeper.mounts.of(vm.pod_uid).foreign
             rows += [SweepRow(vm.pod_uid, path, "leave", "a mount that is no layer") for path in foreign]
-            if dry_run:
-                self._registry.commit(vm)  # what was seen is told, what follows from it is not done
+            if dry_run and decision.due:
+                # What was seen is told; what follows from it is not done by this call.
+                self._registry.commit(vm)
+                self._keeper.wake_later(vm.pod_uid)
             else:
                 self._keeper.wake(vm.pod_uid)
         return rows

@@ -6,7 +6,7 @@ UUIDs here; paths are bytes. Every method may raise the errors of `hostd.errors`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,6 +112,11 @@ class VMService(Protocol):
     @property
     def mode(self) -> str:
         """`enforce` or `observe`."""
+        ...
+
+    @property
+    def config_files(self) -> Sequence[str]:
+        """The files that the configuration was read from, the least important first."""
         ...
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from hostd.core.keeper import Keeper
-    from hostd.core.mounts import KubeletRoot
+    from hostd.core.pod_mounts import KubeletRoot
     from hostd.core.survey import Records
     from hostd.core.watchers import FdStore
 
@@ -104,6 +104,22 @@ async def look_around(keeper: Keeper) -> None:
     """Looks at the whole node: mounts, records, pods, QEMUs. For a start and for Sweep."""
     keeper.qemus.cgroups.look()
     changed = keeper.mounts.read()
+    try:
+        await _take_up_all(keeper)
+    except Exception:
+        _tell(keeper, changed)
+        raise
+    _tell(keeper, changed)
+
+
+def _tell(keeper: Keeper, changed: set[str]) -> None:
+    """Nobody else is told of the changes that this read was the first to see."""
+    for pod_uid in changed:
+        keeper.on_pod(pod_uid)
+
+
+async def _take_up_all(keeper: Keeper) -> None:
+    """Looks at every pod that anything tells of."""
     records = await keeper.survey.records()
     living = qemu_pids_by_pod()
     cgroups = keeper.qemus.cgroups
@@ -117,9 +133,6 @@ async def look_around(keeper: Keeper) -> None:
     for pod_uid, failure in zip(uids, await asyncio.gather(*work, return_exceptions=True), strict=True):
         if failure is not None:
             log.error("pod %s cannot be looked at: %s", pod_uid, failure, exc_info=failure)
-    # Nobody else is told of the changes that this read was the first to see.
-    for pod_uid in changed:
-        keeper.wake(pod_uid)
 
 
 async def _take_up(keeper: Keeper, pod_uid: str, qemus: Collection[int], records: Records) -> None:
@@ -128,10 +141,13 @@ async def _take_up(keeper: Keeper, pod_uid: str, qemus: Collection[int], records
     if vm is None:
         return
     candidates = keeper.qemus.unidentified(pod_uid, qemus)
+    if not vm.had_qemu:
+        # Those that an earlier hostd could not ask what they are.
+        candidates += keeper.qemus.followed_once_more(pod_uid)
     if candidates:
         await keeper.identify(vm, candidates)
     _name(vm, records)
-    await keeper.look_for_nodes(vm)
+    await keeper.nodes.look(vm)
     transitions.see_mounts(vm, keeper.mounts.of(pod_uid), boottime_usec(), read_at=keeper.mounts.read_at)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
 from hostd.core.model import VM, Exit, ExitReason, Holder, Layer, LayerState, Policy, State
 from hostd.kubevirt.targets import Kind, Target, is_pod_uid
+from hostd.linux import small_file
 from hostd.linux.clock import boot_id
 from hostd.linux.pidfd import Identity
 
@@ -24,6 +24,8 @@ VERSION = 1
 #: A VM with a thousand layers takes about 400 KiB.
 LARGEST = 4 << 20
 _SUFFIX = ".json"
+#: Of any number in a file; the kernel has none that is larger.
+_BITS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,7 @@ class Store:
 
     def _load_one(self, name: str) -> VM | None:
         uid = name.removesuffix(_SUFFIX)
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ValueError("not a regular file")
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"larger than {LARGEST} bytes")
-        plain = json.loads(data)
+        plain = json.loads(small_file.read(name, LARGEST, self._fd))
         if not isinstance(plain, dict) or plain.get("version") != VERSION:
             raise ValueError(f"not a state file of version {VERSION}")
         if plain["boot"] != boot_id():
@@ -150,16 +145,16 @@ def vm_to_plain(vm: VM) -> dict[str, Any]:
 def vm_from_plain(plain: dict[str, Any]) -> VM:
     """The VM that was saved. Raises ValueError, TypeError or KeyError where it cannot be one."""
     values = {name: value for name, value in plain.items() if name in _NAMES}
-    status, signal, reason = plain["exit"]
-    layers = [_layer_from_plain(plain["pod_uid"], layer) for layer in plain["layers"]]
+    status, signal, reason = _list(plain["exit"])
+    layers = [_layer_from_plain(plain["pod_uid"], layer) for layer in _list(plain["layers"])]
     values |= {
         "state": State(plain["state"]),
         "policy": Policy(plain["policy"]),
-        "leader": plain["leader"] and Identity.from_dict(plain["leader"]),
-        "qemus": [Identity.from_dict(identity) for identity in plain["qemus"]],
+        "leader": _identity(plain["leader"]),
+        "qemus": [Identity.from_dict(identity) for identity in _list(plain["qemus"])],
         "exit": Exit(_int(status), _int(signal), ExitReason(reason)),
         "layers": {layer.target.path: layer for layer in layers},
-        "devices": tuple(_str(device) for device in plain["devices"]),
+        "devices": tuple(_str(device) for device in _list(plain["devices"])),
     }
     vm = VM(**values)
     _check_plain_fields(vm)
@@ -174,8 +169,8 @@ def _check_plain_fields(vm: VM) -> None:
                 _str(value)
             case "int":
                 _int(value)
-            case "int | None":
-                _int(value or 0)
+            case "int | None" if value is not None:
+                _int(value)
             case "bool" if not isinstance(value, bool):
                 raise TypeError(f"{field.name}: true or false, not {value!r}")
 
@@ -194,6 +189,7 @@ def _layer_to_plain(layer: Layer) -> dict[str, Any]:
         "seen_at": layer.seen_at,
         "source": [layer.source[0], os.fsdecode(layer.source[1])],
         "mount_ids": list(layer.mount_ids),
+        "pinned_ids": list(layer.pinned_ids),
         "holders": [[holder.pid, holder.name, holder.how, holder.pod_uid] for holder in layer.holders],
         "worker": layer.worker and layer.worker.to_dict(),
         "remounts": layer.remounts,
@@ -210,7 +206,7 @@ _REQUIRED = ("path", "relative", "kind", "volume", "state")
 def _layer_from_plain(pod_uid: str, saved: dict[str, Any]) -> Layer:
     plain = _DEFAULTS | saved | {name: saved[name] for name in _REQUIRED}
     path, relative = os.fsencode(plain["path"]), os.fsencode(plain["relative"])
-    device, root = plain["source"]
+    device, root = _list(plain["source"])
     return Layer(
         Target(pod_uid, Kind(plain["kind"]), _str(plain["volume"]), path, relative),
         state=LayerState(plain["state"]),
@@ -220,22 +216,41 @@ def _layer_from_plain(pod_uid: str, saved: dict[str, Any]) -> Layer:
         retry_at=_int(plain["retry_at"]),
         seen_at=_int(plain["seen_at"]),
         source=(_str(device), os.fsencode(root)),
-        mount_ids=tuple(_int(number) for number in plain["mount_ids"]),
-        holders=tuple(Holder(_int(pid), _str(name), _str(how), _str(pod)) for pid, name, how, pod in plain["holders"]),
-        worker=plain["worker"] and Identity.from_dict(plain["worker"]),
+        mount_ids=tuple(_int(number) for number in _list(plain["mount_ids"])),
+        pinned_ids=tuple(_int(number) for number in _list(plain["pinned_ids"])),
+        holders=tuple(_holder(*_list(row)) for row in _list(plain["holders"])),
+        worker=_identity(plain["worker"]),
         remounts=_int(plain["remounts"]),
         gone_at=_int(plain["gone_at"]),
         tracked=plain["tracked"] is True,
     )
 
 
+def _holder(pid: object, name: object, how: object, pod_uid: object) -> Holder:
+    holder = Holder(_int(pid), _str(name), _str(how), _str(pod_uid))
+    holder.name.encode()  # what a QEMU looks like is asked in bytes
+    return holder
+
+
+def _identity(plain: Any) -> Identity | None:  # noqa: ANN401 - looked at in there
+    return None if plain is None else Identity.from_dict(plain)
+
+
 def _int(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"a whole number, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value.bit_length() > _BITS:
+        raise TypeError(f"a whole number of at most 64 bits, not {value!r}")
     return value
 
 
 def _str(value: object) -> str:
+    """Text, in which a surrogate stands for a byte of a path and nothing else. Raises UnicodeEncodeError too."""
     if not isinstance(value, str):
         raise TypeError(f"a string, not {value!r}")
+    os.fsencode(value)
+    return value
+
+
+def _list(value: object) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"a list, not {value!r}")
     return value

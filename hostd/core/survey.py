@@ -23,7 +23,7 @@ from hostd.linux.pool import PoolExhausted, WorkerError, WorkerPool
 from hostd.log import Message, event, plain
 
 if TYPE_CHECKING:
-    from hostd.core.mounts import KubeletRoot
+    from hostd.core.pod_mounts import KubeletRoot
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +76,29 @@ class Survey:
         names = await self._list(empty_dir(pod_uid) + b"/" + HOTPLUG_DISKS)
         return names is not None and HOTPLUG_SOCKET not in {name for name, _ in names}
 
-    async def block_nodes(self, pod_uid: str) -> list[Target] | None:
-        """The block PVCs hotplugged into a pod: device nodes, by the directory's own word (nothing is opened).
+    async def block_nodes(self, pod_uid: str) -> tuple[list[Target], int] | None:
+        """The block PVCs hotplugged into a pod: device nodes, by the directory's own word (nothing is opened). And the
+        watch that ends when something in there changes, -1 where none is to be had.
 
         None where that cannot be told now.
         """
         directory = empty_dir(pod_uid) + b"/" + HOTPLUG_DISKS
-        nodes = await self._look("list_block_nodes", directory)
-        if nodes is None:
+        found = await self._look("list_block_nodes", directory)
+        if found is None:
             return None
-        return [target(self._root.path, b"/".join((self._root.path, directory, name)), block=True) for name in nodes]
+        names, watch = found or ([], -1)
+        where = b"/".join((self._root.path, directory))
+        return [target(self._root.path, b"/".join((where, name)), block=True) for name in names], watch
 
     async def commands(self, pids: list[int]) -> dict[int, Command]:
-        """What the processes' command lines say. One that hangs is asked alone the next time, and stays unknown."""
+        """What the processes' command lines say. One that hangs is asked alone the next time, and stays unknown; while
+        a worker hangs in it, it is not asked at all."""
+        hanging = {hung.what for hung in self._pool.hung}
+        mute = {pid: Command() for pid in pids if b"/proc/%d/cmdline" % pid in hanging}
+        rest = [pid for pid in pids if pid not in mute]
+        return mute | (await self._commands(rest) if rest else {})
+
+    async def _commands(self, pids: list[int]) -> dict[int, Command]:
         try:
             lines = await self._pool.run("command_lines", pids)
             for _ in range(_EXEC_LOOKS):
@@ -100,7 +110,7 @@ class Survey:
                 lines |= await self._pool.run("command_lines", begun)
         except _FAILED as error:
             if len(pids) > 1:
-                return {pid: command for pid in pids for command in (await self.commands([pid])).values()}
+                return {pid: command for pid in pids for command in (await self._commands([pid])).values()}
             log.warning("the command line of process %d cannot be read, so it counts as a QEMU: %s", pids[0], error)
             return {pids[0]: Command()}
         return {pid: _command(lines.get(pid)) for pid in pids}
@@ -154,14 +164,16 @@ class Survey:
         return files
 
     async def _list(self, directory: bytes) -> list[tuple[bytes, int]] | None:
-        return await self._look("list_directory", directory)
+        found: list[tuple[bytes, int]] | None = await self._look("list_directory", directory)
+        return found
 
-    async def _look(self, op: str, directory: bytes) -> list[Any] | None:
-        """What a worker finds in a directory. One that a worker hangs in already costs no other worker."""
+    async def _look(self, op: str, directory: bytes) -> Any:  # noqa: ANN401  as the operation has it
+        """What a worker finds in a directory: [] for one that is not there, None where that cannot be told. One that a
+        worker hangs in already costs no other worker."""
         if any(hung.what == directory for hung in self._pool.hung):
             return None
         try:
-            found = list(await self._pool.run(op, directory))
+            found = await self._pool.run(op, directory)
         except (FileNotFoundError, NotADirectoryError):
             found = []
         except _FAILED as error:

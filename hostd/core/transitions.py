@@ -11,7 +11,7 @@ from hostd.kubevirt.targets import Kind, Target
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hostd.core.mounts import PodMounts
+    from hostd.core.pod_mounts import PodMounts
     from hostd.linux.mount_table import Mount
     from hostd.linux.pidfd import End, Identity
 
@@ -22,6 +22,8 @@ WORKER = "hostd-worker"
 _REMOUNT_STEP = 3
 #: Holders of a layer that are kept, of any number that there are: the state is saved with them at each change.
 _MOST_HOLDERS = 64
+#: Mounts of a layer that were detached before it was mounted again, of any number that there are.
+_MOST_PINNED = 64
 #: SIGKILL, which is what the kernel's OOM killer sends.
 _SIGKILL = 9
 
@@ -29,20 +31,21 @@ _SIGKILL = 9
 def see_mounts(vm: VM, seen: PodMounts, now: int, *, read_at: int | None = None) -> None:
     """Brings the VM's layers into line with the mount table, as it was read at `read_at` (None = just now).
 
-    A layer of a living VM that is no longer mounted was taken away by the agent and is forgotten. One of a dead VM is
-    `detached` until it is known that nothing pins it.
+    A layer of a living VM that is no longer mounted was taken away by the agent and is forgotten, but for one that was
+    detached while the pod had no QEMU, and is pinned since. One of a dead VM is `detached` until it is known that
+    nothing pins it.
     """
     for path, (target, stack) in seen.targets.items():
         layer = vm.layers.get(path)
         if layer is None:
             layer = vm.layers[path] = Layer(target, seen_at=now)
-        if read_at is None or layer.gone_at < read_at:
+        if read_at is None or layer.gone_at <= read_at:
             # Else it was unmounted since, and the table that was read shows it still.
             _see_mounted(vm, layer, stack, now)
     for path, layer in list(vm.layers.items()):
         if path in seen.targets or layer.target.kind is Kind.HOTPLUG_BLOCK:
             continue
-        if not vm.exited_at and not layer.tracked:
+        if not vm.exited_at and not layer.tracked and not _is_pinned(layer):
             del vm.layers[path]
         elif layer.state not in {LayerState.GONE, LayerState.HUNG} and layer.worker is None and layer.source[0]:
             # An umount that hangs has left the table long before it comes back: only its worker can say "unmounted".
@@ -52,6 +55,8 @@ def see_mounts(vm: VM, seen: PodMounts, now: int, *, read_at: int | None = None)
 def _see_mounted(vm: VM, layer: Layer, stack: list[Mount], now: int) -> None:
     source = (stack[-1].device, stack[-1].root)
     if layer.state in {LayerState.GONE, LayerState.DETACHED}:
+        if layer.holders:
+            layer.pinned_ids = (*layer.pinned_ids, *layer.mount_ids)[-_MOST_PINNED:]
         layer.state, layer.seen_at = LayerState.MOUNTED, now
         layer.remounts += 1
         layer.gone_at = 0
@@ -60,8 +65,13 @@ def _see_mounted(vm: VM, layer: Layer, stack: list[Mount], now: int) -> None:
         layer.holders = ()
     elif layer.source[0] and source != layer.source and not vm.exited_at:
         layer.error = f"source changed: {source[0]} is mounted here now, {layer.source[0]} was before"
-    layer.source = source
+    layer.source, layer.fstype = source, stack[-1].fstype
     layer.mount_ids = tuple(mount.mount_id for mount in stack)
+
+
+def _is_pinned(layer: Layer) -> bool:
+    """It was detached in an earlier life of its VM, and that is not over while somebody pins it."""
+    return layer.state is LayerState.DETACHED and bool(layer.holders)
 
 
 def see_unmounted(layer: Layer, now: int) -> None:
@@ -83,7 +93,7 @@ def see_gone(layer: Layer, now: int) -> None:
     """Nothing that can be seen keeps the layer."""
     layer.gone_at = layer.gone_at or now
     layer.state = LayerState.GONE
-    layer.error, layer.errno, layer.holders, layer.retry_at = "", 0, (), 0
+    layer.error, layer.errno, layer.holders, layer.retry_at, layer.pinned_ids = "", 0, (), 0, ()
 
 
 def see_busy(layer: Layer, number: int, error: str, now: int) -> None:
@@ -105,8 +115,9 @@ def see_hung(layer: Layer, worker: Identity | None, error: str) -> None:
     layer.holders = (Holder(worker.pid, WORKER, "umount", ""),) if worker else ()
 
 
-def see_holders(layer: Layer, holders: Iterable[Holder]) -> None:
+def see_holders(layer: Layer, holders: Iterable[Holder], now: int) -> None:
     """Who keeps a busy or detached layer."""
+    layer.held_at = now
     # Those that forbid to detach it come first, so that what is kept of many tells that.
     every = sorted(holders, key=lambda holder: not (holder.qemu or holder.how == "mount"))
     layer.holders = tuple(every[:_MOST_HOLDERS])
@@ -122,7 +133,7 @@ def see_pinned(layer: Layer, holders: Iterable[Holder], now: int) -> None:
     layer.state, layer.gone_at = LayerState.DETACHED, 0
     layer.attempts += 1
     layer.tried_at, layer.retry_at = now, now + retry_delay(layer.attempts)
-    see_holders(layer, holders)
+    see_holders(layer, holders, now)
 
 
 def see_block_nodes(vm: VM, nodes: Iterable[Target], now: int) -> None:

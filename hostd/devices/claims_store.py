@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,6 +16,7 @@ from hostd.config import OnExit
 from hostd.devices.claim import Claim, Stage
 from hostd.devices.device import device_name
 from hostd.errors import InvalidArgs
+from hostd.linux import small_file
 
 VERSION = 1
 NAME = "claims.json"
@@ -48,7 +48,7 @@ class ClaimsStore:
     def load(self) -> tuple[dict[str, Claim], BadClaims | None]:
         """The claims that were saved last, none where there is no file, and what was wrong with the file."""
         try:
-            return _parse(_read(self.path)), None
+            return _parse(small_file.read(self.path, LARGEST)), None
         except FileNotFoundError:
             return {}, None
         except (OSError, ValueError, TypeError, KeyError, RecursionError, InvalidArgs) as error:
@@ -86,20 +86,6 @@ def _free_names() -> Iterable[str]:
         number += 1
 
 
-def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("not a regular file")
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(LARGEST + 1)
-    finally:
-        os.close(fd)
-    if len(data) > LARGEST:
-        raise ValueError(f"larger than {LARGEST} bytes")
-    return data
-
-
 def _parse(data: bytes) -> dict[str, Claim]:
     plain = json.loads(data)
     if not isinstance(plain, dict) or plain.get("version") != VERSION:
@@ -117,6 +103,7 @@ def _claim(row: dict[str, Any]) -> Claim:
     for name in ("device", "vm", "pod_uid", "vmi_uid", "identity", "serial", "description", "used_by"):
         if not isinstance(values[name], str):
             raise TypeError(f"{name}: a string, not {values[name]!r}")
+        os.fsencode(values[name])  # a surrogate stands for a byte, or the text cannot be told to anybody
     for name in ("asked", "renewed"):
         if not isinstance(values[name], bool):
             raise TypeError(f"{name}: true or false, not {values[name]!r}")

@@ -41,6 +41,8 @@ class OpenWatch:
         self._inotify = Inotify()
         #: Watch → the pod and process that see its directory (on one host, several may see one).
         self._watches: dict[int, set[tuple[str, int]]] = {}
+        #: Pod → its watches, each with the process that sees the directory: forgetting one looks at no other's.
+        self._of: dict[str, set[tuple[int, int]]] = {}
         asyncio.get_running_loop().add_reader(self._inotify.fileno(), self.drain)
 
     def watch(self, pod_uid: str, pid: int) -> bool:
@@ -76,7 +78,9 @@ class OpenWatch:
             return False
         finally:
             os.close(fd)
+        pod_uid, pid = who
         self._watches.setdefault(number, set()).add(who)
+        self._of.setdefault(pod_uid, set()).add((number, pid))
         return True
 
     def drain(self) -> None:
@@ -103,11 +107,12 @@ class OpenWatch:
 
     def forget(self, pod_uid: str) -> None:
         """Ends the watches that only this pod's processes needed."""
-        for number, whos in list(self._watches.items()):
-            left = {who for who in whos if who[0] != pod_uid}
-            if left:
-                self._watches[number] = left
-            elif whos:
+        for number, pid in self._of.pop(pod_uid, ()):
+            whos = self._watches.get(number)
+            if whos is None:
+                continue  # its directory is gone
+            whos.discard((pod_uid, pid))
+            if not whos:
                 del self._watches[number]
                 self._inotify.remove(number)
 

@@ -2,7 +2,7 @@
 
 P1  no target leaves the mount table while a QEMU of its pod lives (watched all the time, beside hostd)
 P2  when all is quiet, nothing of a dead pod is mounted, and hostd says so
-P3  whatever was killed meanwhile
+P3  whatever was killed meanwhile: hostd some two hundred times, at last as fast as it starts
 
 Prints the seed and what it counted; exit 0 only if all of it was true. Options: --seconds, --seed.
 """
@@ -27,6 +27,10 @@ from tests.support.wait import until
 
 #: VMs alive at one time: each real QEMU takes some 60 MiB and a good part of a second to start.
 MOST_ALIVE = 6
+#: How often a hostd that was killed and started is killed again.
+AGAIN = 0.85
+#: Which part of the time goes into killing it over and over, and when that is enough.
+HAMMERED, KILLS = 0.35, 220
 #: Pods of one run: their directories and namespaces stay until the end.
 MOST_PODS = 250
 _QUIET = 60.0
@@ -81,6 +85,26 @@ class Chaos:
         self._revivals: list[tuple[float, Callable[[], object]]] = []
         self._holders: list[tuple[float, int]] = []
         self._launchers: dict[str, Launcher] = {}
+        #: Real QEMUs take too long to start.
+        self._in_a_hurry = False
+
+    def mix(self, end: float) -> None:
+        """Random events until then."""
+        while time.monotonic() < end:
+            self.step()
+            time.sleep(self.random.uniform(0, 0.15))
+
+    def hammer(self, end: float) -> None:
+        """hostd is killed as it starts, as it looks around, as it acts, and VMs come and go meanwhile."""
+        self._in_a_hurry = True
+        while time.monotonic() < end and self.count["hostd killed"] < KILLS:
+            if not self.node.hostd.running:
+                self.node.hostd.start(ready=False)
+            if self.random.random() < 0.4:
+                self.random.choice([self.start_vm, self.end_vm])()
+            time.sleep(self.random.uniform(0, 0.3))
+            self.node.hostd.kill()
+            self.count["hostd killed"] += 1
 
     def step(self) -> None:
         """One random event, and what is due of earlier ones."""
@@ -97,7 +121,7 @@ class Chaos:
             (6, self.second_qemu),
             (8, self.hold),
             (5, self.agent_unmounts),
-            (6, self.kill_hostd),
+            (8, self.kill_hostd),
             (2, self.stop_hostd),
             (3, self.kill_bus),
         ]
@@ -128,7 +152,7 @@ class Chaos:
     def _start(self, pod: Pod, targets: frozenset[bytes] | None) -> None:
         disks = [target for target in pod.targets if target.endswith(b".img") and target in pod.mounted()]
         disks = [disk for disk in disks if b"kernel-boot" not in disk]
-        fake = self.random.random() < 0.5
+        fake = self._in_a_hurry or self.random.random() < 0.5
         qemu: Qemu = pod.qemu(FakeQemu, disks=disks) if fake else pod.qemu(RealQemu, disks=disks)
         guarded = frozenset(pod.mounted()) if targets is None else targets
         self.witness.guarded[qemu.pid] = Guarded(pod, qemu, guarded)
@@ -189,11 +213,16 @@ class Chaos:
             self.count["layers unmounted by the agent"] += 1
 
     def kill_hostd(self) -> None:
-        """SIGKILL at any moment; back after a while."""
+        """SIGKILL at any moment; back after a while, and as a rule killed again: as it starts, or soon after."""
         if self.node.hostd.running:
             self.node.hostd.kill()
-            self._revive(lambda: self.node.hostd.start(ready=False))
+            self._revive(self._start_hostd, within=0.3)
             self.count["hostd killed"] += 1
+
+    def _start_hostd(self) -> None:
+        self.node.hostd.start(ready=False)
+        if self.random.random() < AGAIN:
+            self._revive(self.kill_hostd, within=0.8)
 
     def stop_hostd(self) -> None:
         """SIGTERM, as for an upgrade."""
@@ -212,13 +241,15 @@ class Chaos:
         self.node.bus.stop()
         self.node.bus.start_now()
 
-    def _revive(self, how: Callable[[], object]) -> None:
-        self._revivals.append((time.monotonic() + self.random.uniform(0, 1.5), how))
+    def _revive(self, how: Callable[[], object], within: float = 1.5) -> None:
+        self._revivals.append((time.monotonic() + self.random.uniform(0, within), how))
 
     def settle(self) -> list[str]:
         """Lets everything come to rest; what is not as it should be, in words."""
-        for _, revive in self._revivals:
+        for _, revive in list(self._revivals):
             revive()
+        if not self.node.hostd.running:
+            self.node.hostd.start(ready=False)
         for _, fd in self._holders:
             os.close(fd)
         self._revivals, self._holders = [], []
@@ -249,10 +280,9 @@ def run(seconds: float, seed: int) -> int:
         watching = threading.Thread(target=chaos.witness.run)
         watching.start()
         try:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                chaos.step()
-                time.sleep(chaos.random.uniform(0, 0.15))
+            now = time.monotonic()
+            chaos.mix(now + seconds * (1 - HAMMERED))
+            chaos.hammer(now + seconds)
             troubles = chaos.settle()
         finally:
             chaos.witness.stop()

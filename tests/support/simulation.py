@@ -27,15 +27,16 @@ import os
 import select
 import selectors
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 from unittest import mock
 
 from hostd.config import Config
-from hostd.core import keeper, mounts, passes, qemus, requests, start, watchers
+from hostd.core import keeper, mount_source, mounts, passes, qemus, requests, start, watchers
 from hostd.core.inhibitors import Inhibitors
+from hostd.core.pod_mounts import KubeletRoot
 from hostd.core.registry import Registry
 from hostd.core.service import Event
 from hostd.core.store import Store
@@ -47,7 +48,7 @@ from hostd.linux.cgroup import Population
 from hostd.linux.clock import boot_id
 from hostd.linux.holders import Held, Wanted
 from hostd.linux.link import WorkerHung
-from hostd.linux.mount_table import escape
+from hostd.linux.mount_table import Mount, escape
 from hostd.linux.pidfd import End, Identity, NotAPidfd
 from hostd.linux.pool import Hung, PoolExhausted
 from hostd.linux.umount import Outcome
@@ -59,6 +60,8 @@ SIMULATED_FD = 1_000_000
 MOST_TURNS = 5_000
 #: How long a worker may be silent before it counts as hung (µs), and how many there may be.
 HUNG_AFTER, WORKERS, BOUND = 2_000_000, 2, 4
+#: Mount events that wait before some are lost.
+QUEUE = 8
 
 
 class BusyLoop(AssertionError):
@@ -97,6 +100,7 @@ class SimMount:
     number: int
     target: bytes
     source: tuple[str, bytes]
+    fstype: bytes = b"tmpfs"
     openers: set[int] = field(default_factory=set)
 
 
@@ -262,9 +266,16 @@ class Kernel:
         number = next(self._numbers)
         made = SimMount(number, target, source or (f"0:{number}", b"/disk.img"))
         self.mounts.append(made)
+        self._tell_of_mount(made, came=True)
         self.directories.add(pod_of(target))
         self.notice()
         return made
+
+    def _tell_of_mount(self, mount: SimMount, *, came: bool) -> None:
+        """A mount event: it is in the queue at once, however late who waits for it is woken."""
+        for watch in self._watches:
+            if isinstance(watch, SimMountEvents):
+                watch.add(mount.number, came)
 
     def stack(self, target: bytes) -> list[SimMount]:
         return [mount for mount in self.mounts if mount.target == target]
@@ -278,6 +289,7 @@ class Kernel:
         if top.openers and not lazy:
             return errno.EBUSY
         self.mounts.remove(top)
+        self._tell_of_mount(top, came=False)
         if top.openers:
             self.detached.append(top)
         self.notice()
@@ -322,14 +334,18 @@ class Kernel:
             outcome = self.unmount(stuck.relative, lazy=stuck.lazy, block_node=False)
             stuck.back(outcome)
 
+    def looked_at(self) -> None:
+        """hostd sees the mounts as they are now."""
+        self.read_last = frozenset(mount.number for mount in self.mounts)
+
     def table(self) -> bytes:
         """/proc/1/mountinfo."""
-        self.read_last = frozenset(mount.number for mount in self.mounts)
+        self.looked_at()
         rows = [b"21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"]
         for mount in self.mounts:
             device, root = mount.source
-            words = (mount.number, device.encode(), escape(root), escape(mount.target))
-            rows.append(b"%d 21 %s %s %s rw,relatime shared:1 - tmpfs tmpfs rw" % words)
+            words = (mount.number, device.encode(), escape(root), escape(mount.target), mount.fstype)
+            rows.append(b"%d 21 %s %s %s rw,relatime shared:1 - %s tmpfs rw" % words)
         return b"\n".join(rows) + b"\n"
 
     # -- hostd.linux, as the core imports it
@@ -345,7 +361,8 @@ class Kernel:
             (requests, clock | {"Process": process}),
             (start, clock | {"Process": process}),
             (watchers, {"Process": process}),
-            (mounts, {"MountWatch": lambda _: _Watch(self), "time": SimpleNamespace(monotonic=lambda: self.now / 1e6)}),
+            (mount_source, {"MountWatch": lambda _: _Watch(self)}),
+            (mounts, {"time": SimpleNamespace(monotonic=lambda: self.now / 1e6)}),
             (
                 qemus,
                 {
@@ -467,6 +484,46 @@ class SimTable:
         """Nothing is open."""
 
 
+class SimMountRows:
+    """Stands in for MountRows."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def numbers(self) -> list[int]:
+        self._kernel.looked_at()
+        return sorted(mount.number for mount in self._kernel.mounts)
+
+    def row(self, number: int, *naming: bytes) -> Mount | None:
+        for mount in self._kernel.mounts:
+            if mount.number == number and (not naming or any(needle in mount.target for needle in naming)):
+                return Mount(number, 21, *mount.source, mount.target, mount.fstype, b"tmpfs", 1, 0)
+        return None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimMountEvents(_Watch):
+    """Stands in for MountEvents, with a queue that is soon full."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._queue: dict[int, bool] = {}
+        self._room = QUEUE
+
+    def add(self, number: int, came: bool) -> None:
+        self._room -= 1
+        self._queue[number] = came
+
+    def read(self) -> dict[int, bool] | None:
+        self.drain()
+        self._kernel.looked_at()
+        told, lost = self._queue, self._room < 0
+        self._queue, self._room = {}, QUEUE
+        return None if lost else told
+
+
 class SimCgroups:
     """Stands in for PodCgroups: one directory a pod."""
 
@@ -513,7 +570,7 @@ class SimWorker:
     def pid(self) -> int:
         return self.task.pid
 
-    async def unmount(self, items: Sequence[tuple[bytes, bool, bool]], *, not_after: int) -> list[Outcome]:
+    def unmount(self, items: Sequence[tuple[bytes, bool, bool]], *, not_after: int) -> Awaitable[list[Outcome]]:
         # Nothing was awaited since the caller looked: from here on the kernel's own EBUSY is the only guard.
         for relative, _, _ in items:
             if living := self._kernel.vms(pod_of(relative)):
@@ -521,6 +578,9 @@ class SimWorker:
             if self._kernel.about_to_start(pod_of(relative)):
                 self._kernel.violations.append(f"{relative!r} is to be unmounted though its pod has only begun")
         self._pool.jobs += 1
+        return asyncio.ensure_future(self._unmount(items, not_after))
+
+    async def _unmount(self, items: Sequence[tuple[bytes, bool, bool]], not_after: int) -> list[Outcome]:
         done: list[Outcome] = []
         for relative, lazy, block_node in items:
             await asyncio.sleep(0.001)
@@ -530,6 +590,7 @@ class SimWorker:
                 done.append(await self._hang(relative, lazy, done))
             else:
                 done.append(self._kernel.unmount(relative, lazy=lazy, block_node=block_node))
+        await asyncio.sleep(0.000_01)  # until hostd hears of it
         return done
 
     async def _hang(self, relative: bytes, lazy: bool, done: list[Outcome]) -> Outcome:
@@ -552,6 +613,7 @@ class SimPool:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.root = KUBELET
+        self.inotify = None
         self.jobs = 0
         self.dead = False
         self._idle: list[Task] = []
@@ -564,28 +626,44 @@ class SimPool:
     def hung(self) -> list[Hung]:
         return [hung for _, hung in self._hung.values()]
 
+    @property
+    def left(self) -> int:
+        return BOUND - len(self._hung)
+
     def on_unhung(self, callback: Callable[[Hung], None]) -> Callable[[], None]:
         self._unhung.append(callback)
         return lambda: self._unhung.remove(callback)
 
+    def tell_unhung(self, hung: Hung) -> None:
+        """A worker that hung has come back."""
+        for callback in self._unhung:
+            callback(hung)
+
+    def take(self) -> SimWorker | None:
+        if not self._idle:
+            if len(self._tasks) >= min(WORKERS, BOUND - len(self._hung)):
+                return None
+            self._tasks.append(self.kernel.spawn("", b"hostd-worker"))
+            self._idle.append(self._tasks[-1])
+        return SimWorker(self, self._idle.pop())
+
+    def give_back(self, taken: SimWorker) -> None:
+        if taken.task in self._tasks:
+            self._idle.append(taken.task)
+        self._wake_one()
+
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[SimWorker]:
-        while not self._idle and len(self._tasks) >= min(WORKERS, BOUND - len(self._hung)):
+        while (taken := self.take()) is None:
             if len(self._hung) >= BOUND:
                 raise PoolExhausted(f"all {BOUND} worker processes hang")
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
-        if not self._idle:
-            self._tasks.append(self.kernel.spawn("", b"hostd-worker"))
-            self._idle.append(self._tasks[-1])
-        task = self._idle.pop()
         try:
-            yield SimWorker(self, task)
+            yield taken
         finally:
-            if task in self._tasks:
-                self._idle.append(task)
-            self._wake_one()
+            self.give_back(taken)
 
     def kill(self) -> None:
         """The workers see that their socket is closed, all but those that hang."""
@@ -637,11 +715,11 @@ class SimPool:
             return [(b"container-disks", 4), (b"hotplug-disks", 4), (b"sockets", 4)]
         return []
 
-    async def _list_block_nodes(self, path: bytes) -> list[bytes]:
+    async def _list_block_nodes(self, path: bytes) -> tuple[list[bytes], int]:
         if pod_of(path + b"/") not in self.kernel.directories:
             raise FileNotFoundError(errno.ENOENT, "no such directory")
         prefix = KUBELET + b"/" + path + b"/"
-        return [node.removeprefix(prefix) for node in self.kernel.nodes if node.startswith(prefix)]
+        return [node.removeprefix(prefix) for node in self.kernel.nodes if node.startswith(prefix)], -1
 
     async def _command_lines(self, pids: Sequence[int]) -> Mapping[int, list[bytes] | None]:
         tasks = {pid: self.kernel.tasks.get(pid) for pid in pids}
@@ -655,17 +733,20 @@ class SimPool:
             await asyncio.sleep(HUNG_AFTER / 1e6)
             raise WorkerHung(b"/proc", 1, HUNG_AFTER / 1e6)
         await asyncio.sleep(0.01)
-        asked = {(one.target, one.device, one.root) for one in wanted}
-        self.kernel.known_pinned |= {m.number for m in self.kernel.detached if (m.target, *m.source) in asked}
-        every = [*self.kernel.mounts, *self.kernel.detached]
+        self.kernel.known_pinned |= {
+            mount.number for one in wanted for mount in self.kernel.detached if mount.number in one.mount_ids
+        }
         return [
             Held(one.target, task.pid, task.comm.decode(), "open", (self.kernel._cgroup_paths(task.pid)[0][1],))
             for one in wanted
-            for mount in every
-            if mount.source == (one.device, one.root)
+            for mount in self._mounts_of(one)
             for task in list(self.kernel.tasks.values())
             if task.start_time in mount.openers
         ]
+
+    def _mounts_of(self, wanted: Wanted) -> list[SimMount]:
+        detached = [mount for mount in self.kernel.detached if mount.number in wanted.mount_ids]
+        return [*self.kernel.stack(wanted.target), *detached]
 
 
 class _Manager:
@@ -772,7 +853,9 @@ def _nothing(_: object) -> None:
 class Hostd:
     """The core of one hostd, from its start to its end."""
 
-    def __init__(self, kernel: Kernel, directory: str, config: Config, *, fd_store: bool = True) -> None:
+    def __init__(
+        self, kernel: Kernel, directory: str, config: Config, *, fd_store: bool = True, mount_events: bool = True
+    ) -> None:
         self.kernel, self._config = kernel, config
         self.loop = Loop(kernel)
         self.loop.set_exception_handler(self._on_exception)
@@ -783,6 +866,7 @@ class Hostd:
         logging.getLogger("hostd").addHandler(self._complaints)
         self._manager = _Manager(kernel) if fd_store else NoManager()
         self._directory = directory
+        self._mount_events = mount_events
         self._closed = False
         kernel.on_pod = self._on_pod
         self._main = self.loop.create_task(self._start())
@@ -792,11 +876,11 @@ class Hostd:
 
     async def _start(self) -> None:
         self.pool = SimPool(self.kernel)
-        root = mounts.KubeletRoot(KUBELET, found=True)
+        root = KubeletRoot(KUBELET, found=True)
         fds = watchers.FdStore(self._manager)
         self.store = Store(self._directory)
         self.inhibitors = Inhibitors(self._directory, lambda inhibitor: self.keeper.on_inhibitor_end(inhibitor))
-        node_mounts = mounts.NodeMounts(SimTable(self.kernel), root, lambda pods: self.keeper.on_mounts(pods))  # type: ignore[arg-type]
+        node_mounts = mounts.NodeMounts(self._mount_source(), root, lambda pods: self.keeper.on_mounts(pods))
         cgroups = SimCgroups(self.kernel)
         self.keeper = keeper.Keeper(
             self._config,
@@ -822,6 +906,11 @@ class Hostd:
             logging.getLogger("hostd").exception("hostd does not come up")
             raise
         self.ready = True
+
+    def _mount_source(self) -> mount_source.MountSource:
+        if not self._mount_events:
+            return mount_source.WholeTable(SimTable(self.kernel))  # type: ignore[arg-type]
+        return mount_source.ChangedRows(SimMountRows(self.kernel), SimMountEvents(self.kernel))  # type: ignore[arg-type]
 
     # -- its life
 

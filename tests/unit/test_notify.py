@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hostd.notify import Notifier, stored_fds, watchdog_usec
 from tests.support.wait import eventually
@@ -116,6 +118,33 @@ async def test_a_manager_that_is_slow_to_listen_is_never_waited_for(notifier: No
     os.close(writer)
 
 
+async def test_what_comes_and_goes_while_nobody_listens_costs_no_descriptors(
+    notifier: Notifier, manager: Manager
+) -> None:
+    """One that is dropped before it was heard of is closed, and the drop is told: it may have been stored before."""
+    before = len(os.listdir("/proc/self/fd"))
+    fd = os.eventfd(0)
+    for number in range(2000):
+        notifier.store(f"qemu.{number}", fd)
+        notifier.drop(f"qemu.{number}")
+    notifier.store("qemu.last", fd)
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    heard: list[str] = []
+
+    def all_heard() -> bool:
+        for message, fds in manager.hear_with_fds():
+            heard.append(message)
+            for each in fds:
+                os.close(each)
+        return any("qemu.last" in message for message in heard)
+
+    await eventually(all_heard)
+    assert "FDSTOREREMOVE=1\nFDNAME=qemu.1999" in heard
+    assert "FDSTORE=1\nFDNAME=qemu.1999\nFDPOLL=0" not in heard
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @UNCLOSED
 def test_without_a_socket_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
@@ -182,6 +211,15 @@ def test_what_was_kept_is_given_once(
     assert stored_fds() == expected
     assert stored_fds() == []
     assert "LISTEN_FDS" not in os.environ
+
+
+@given(st.integers(0, 50), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_whatever_the_names_each_descriptor_has_one(count: int, names: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        _given(patch, os.getpid(), str(count), names)
+        stored = stored_fds()
+    assert [fd for _, fd in stored] == list(range(3, 3 + count))
+    assert [name for name, _ in stored] == [*names.split(":"), *["unknown"] * count][:count]
 
 
 def test_what_was_kept_for_another_process_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hostd.config import Cleanup, LazyAfter, Mode
 from hostd.core.decision import (
     DOUBT,
+    HOLDERS_HOLD,
     LOOK_FIRST,
     NEVER,
     RETRY,
@@ -282,17 +283,21 @@ def test_a_layer_that_was_mounted_again_must_stay_away_before_it_counts_as_gone(
         (b"container-disks/disk_0.img", {"holders": (Holder(9, "qemu-kvm", "open", ""),)}, 31, True, False),
         (b"container-disks/disk_0.img", {"holders": (Holder(0, "/x", "mount", ""),)}, 31, True, False),
         (b"container-disks/disk_0.img", {"holders": ()}, 86_400, True, False),
+        # Who held it then is not who holds it now.
+        (b"container-disks/disk_0.img", {"held_at": NOW - HOLDERS_HOLD - 1}, 86_400, True, False),
+        (b"container-disks/disk_0.img", {"held_at": 0}, 86_400, True, False),
     ],
 )
 def test_what_may_be_detached(name: bytes, more: dict[str, object], age: int, asked: bool, expected: bool) -> None:
-    layer = a_layer(name, **{"state": LayerState.BUSY, "attempts": 5, "holders": (BACKUP,)} | more)  # type: ignore[arg-type]
+    busy = {"state": LayerState.BUSY, "attempts": 5, "holders": (BACKUP,), "held_at": NOW}
+    layer = a_layer(name, **busy | more)  # type: ignore[arg-type]
     found = lazily([layer], dead(layer, since=age * SECOND), CLEANUP, NOW, asked=asked)
     assert found == ({layer.target.path} if expected else set())
 
 
 def test_never_means_never() -> None:
     never = dataclasses.replace(CLEANUP, lazy_after=LazyAfter(None, None))
-    layer = a_layer(state=LayerState.BUSY, attempts=99, holders=(BACKUP,))
+    layer = a_layer(state=LayerState.BUSY, attempts=99, holders=(BACKUP,), held_at=NOW)
     assert not lazily([layer], dead(layer, since=10 * 365 * 86_400 * SECOND), never, NOW, asked=False)
 
 

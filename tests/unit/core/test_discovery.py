@@ -89,6 +89,31 @@ async def test_a_pod_that_comes_again_is_found_again(cgroups: PodCgroups) -> Non
             cgroups.remove(POD)
 
 
+async def test_pods_leave_no_watch_behind(cgroups: PodCgroups) -> None:
+    """Of a cgroup that is removed the kernel tells its parent's watch alone: a pod's own would stay for ever."""
+    with watching(cgroups) as (discovery, found):
+        [container] = cgroups.add(POD)
+        await eventually(lambda: found[POD])
+        parent = os.path.dirname(os.path.dirname(container))
+        before = watches(discovery)
+        empty = [os.path.join(parent, cgroups.layout.pod(POD.replace("1", digit))) for digit in "345"]
+        for path in empty:
+            os.mkdir(path)
+        cgroups.add(OTHER)
+        await eventually(lambda: found[OTHER])
+        for path in empty:
+            os.rmdir(path)
+        cgroups.remove(OTHER)
+        await eventually(lambda: watches(discovery) == before, why=lambda: f"{watches(discovery)}, not {before}")
+
+
+def watches(discovery: Discovery) -> tuple[int, int]:
+    """How many there are, by the kernel's word and by ours."""
+    assert discovery._inotify is not None
+    with open(f"/proc/self/fdinfo/{discovery._inotify.fileno()}") as file:
+        return sum(line.startswith("inotify wd") for line in file), len(discovery._watched)
+
+
 async def test_a_kubelet_that_comes_after_hostd_is_found() -> None:
     with PodCgroups(V2_SYSTEMD) as cgroups:
         os.rmdir(os.path.join(cgroups.root, *V2_SYSTEMD.parents()))

@@ -10,12 +10,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hostd.core import inhibitors as module
 from hostd.core.inhibitors import Inhibitors
 from hostd.core.model import Inhibitor
 from hostd.errors import LimitExceeded
+from hostd.linux.clock import boot_id
 from tests.support.core import OTHER, POD
+from tests.support.damage import damaged, json_values
 from tests.support.wait import eventually
 
 WHO = Inhibitor(POD, "backup", "a snapshot is taken")
@@ -130,6 +134,10 @@ NOTES = {
     "list": b"[]",
     "truncated": b'{"boot": "',
     "no-keys": b"{}",
+    "nobody": json.dumps({"boot": boot_id(), "pod_uid": POD, "why": ""}).encode(),
+    "no-words": json.dumps({"boot": boot_id(), "pod_uid": POD, "who": ["a"], "why": ""}).encode(),
+    "half-a-pair": json.dumps({"boot": boot_id(), "pod_uid": POD, "who": "\ud800", "why": ""}).encode(),
+    "large": b" " * (1 << 20) + b"{}",
     "another-boot": json.dumps({"boot": "x", "pod_uid": POD, "who": "", "why": ""}).encode(),
     "huge": b"[" * 100_000,
 }
@@ -150,11 +158,36 @@ async def test_a_bad_note_is_said_and_costs_no_other(held: Held, fifo: str, note
     await eventually(lambda: held.ended)
 
 
-@pytest.mark.parametrize("kind", ["file", "directory", "link", "missing-note"])
+GOOD = {"boot": boot_id(), "pod_uid": POD, "who": "backup", "why": "a snapshot is taken"}
+
+
+@given(st.binary(max_size=60) | (damaged(GOOD) | json_values).map(lambda plain: json.dumps(plain).encode()))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_any_note_is_taken_up_or_said(held: Held, note: bytes) -> None:
+    writer = held.take()
+    (name,) = [name for name in held.files() if name.endswith(".json")]
+    with open(os.path.join(held.now.directory, name), "wb") as file:
+        file.write(note)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    complaints = held.restart()
+    taken = [inhibitor for pod_uid in (POD, OTHER) for inhibitor in held.now.of(pod_uid)]
+    for inhibitor in taken:
+        assert all(word.encode() or not word for word in (inhibitor.pod_uid, inhibitor.who, inhibitor.why))
+    # One that is dropped is not open any more; one of a pod that nobody knows is taken up as well.
+    assert len(os.listdir("/proc/self/fd")) == descriptors - len(complaints)
+    assert bool(complaints) == (not held.files())
+    os.close(writer)
+    await eventually(lambda: not held.files())
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "missing-note", "fifo-note"])
 async def test_what_is_no_fifo_with_a_note_is_dropped(held: Held, fifo: str, kind: str) -> None:
     match kind:
         case "missing-note":
             os.unlink(fifo + ".json")
+        case "fifo-note":
+            os.unlink(fifo + ".json")
+            os.mkfifo(fifo + ".json")
         case _:
             os.unlink(fifo)
             {"file": lambda: open(fifo, "w").close(), "directory": lambda: os.mkdir(fifo)}.get(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,8 +17,9 @@ from hostd.core import start
 from hostd.core.decision import Decision
 from hostd.core.keeper import Keeper
 from hostd.core.model import VM, Exit, ExitReason, LayerState, Policy, State
-from hostd.core.service import VMReleased
+from hostd.core.service import Event, VMExited, VMReleased
 from hostd.linux.pidfd import End
+from hostd.linux.pool import Hung
 from tests.support.core import OTHER, POD
 from tests.support.simulation import Hostd, Kernel, SimPool, SimProcess, Task, target_of
 
@@ -141,6 +144,24 @@ def test_what_a_sweep_sees_first_is_not_kept_from_the_vm(bench: Bench) -> None:
     assert bench.known().state is State.RELEASED
 
 
+def test_what_a_sweep_that_fails_saw_first_is_not_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a VM that is known, nor for a pod that is not."""
+    qemu = bench.vm()
+    hostd = bench.start()
+    hostd.loop.run_until_complete(hostd.requests.set_policy(POD, Policy.KEEP))
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(1)
+    bench.kernel.lateness = 10_000_000
+    bench.kernel.umount(target_of(POD, DISK))
+    bench.kernel.mount(target_of(OTHER, DISK))
+    monkeypatch.setattr(start, "qemu_pids_by_pod", no_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):
+        hostd.loop.run_until_complete(hostd.requests.sweep(dry_run=False))
+    hostd.advance(1)
+    assert bench.known().state is State.RELEASED
+    assert bench.known(OTHER).layers
+
+
 def test_released_is_said_though_nothing_is_retained(bench: Bench) -> None:
     bench.config = replace(bench.config, cleanup=replace(bench.config.cleanup, retain_usec=0))
     qemu = bench.kernel.qemu(POD)
@@ -174,6 +195,8 @@ def test_a_directory_that_cannot_be_read_is_named_once_and_released_waits(
 def test_that_no_worker_is_left_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     names = [b"hotplug-disks/%d" % number for number in range(4)]
     hanging, others = bench.vm(POD, *names), [bench.vm(OTHER)]
+    for number, mount in enumerate(bench.kernel.mounts):
+        mount.fstype = b"kind-%d" % number  # of one kind not so many are tried
     hostd = bench.start()
     bench.kernel.hanging.update({target_of(POD, name): True for name in names})
     bench.kernel.die(hanging, End(signal=9))
@@ -264,3 +287,173 @@ def test_a_hung_layer_of_which_nobody_knows_the_worker_is_tried_again_after_a_re
     bench.kernel.mount(target) if not bench.mounted() else None
     bench.start().advance(LONG)
     assert bench.known().state is State.RELEASED
+
+
+def test_a_qemu_that_starts_in_an_acknowledged_pod_is_noticed(bench: Bench) -> None:
+    """Its containers run still, and what the new one has is no mount, which would tell of it."""
+    qemu = bench.vm()
+    launcher = bench.kernel.spawn(POD, b"virt-launcher")
+    hostd = bench.start()
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(10)
+    assert bench.known().state is State.RELEASED
+    hostd.loop.run_until_complete(hostd.requests.unregister(POD))
+    hostd.advance(LONG)
+    assert hostd.keeper.registry.get(POD) is None
+    second = bench.kernel.qemu(POD)
+    hostd.advance(LONG)
+    assert bench.known().state is State.RUNNING
+    bench.kernel.nodes.add(node := target_of(POD, b"hotplug-disks/raw"))
+    bench.kernel.die(second, End(signal=9))
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+    assert node not in bench.kernel.nodes
+    bench.kernel.die(launcher, End(status=0))
+
+
+def test_an_acknowledged_pod_that_ends_is_looked_at_no_more(bench: Bench) -> None:
+    qemu = bench.vm()
+    launcher = bench.kernel.spawn(POD, b"virt-launcher")
+    hostd = bench.start()
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(10)
+    hostd.loop.run_until_complete(hostd.requests.unregister(POD))
+    bench.kernel.die(launcher, End(status=0))
+    hostd.advance(LONG)
+    assert hostd.keeper._lingering._timers == {}
+    assert hostd.advance(LONG) < 5
+
+
+def test_the_death_of_what_could_not_be_read_is_not_the_vms(bench: Bench) -> None:
+    """Perhaps it was a probe, and the VM is yet to start: while it lives it counts, its end proves nothing."""
+    launcher = bench.kernel.spawn(POD, b"virt-launcher")
+    bench.kernel.mount(target_of(POD, b"hotplug-disks/dump"))
+    unknown = bench.kernel.qemu(POD)
+    unknown.mute = True
+    hostd = bench.start()
+    hostd.advance(LONG)
+    assert bench.known().state is State.RUNNING
+    bench.kernel.die(unknown, End(signal=9))
+    hostd.advance(LONG)
+    assert bench.known().state is State.PENDING
+    assert bench.mounted()
+    bench.kernel.die(launcher, End(status=0))
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+    assert not bench.mounted()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_could_not_be_read_is_asked_again_when_it_can(bench: Bench, restart: bool) -> None:
+    bench.kernel.spawn(POD, b"virt-launcher")
+    bench.kernel.mount(target_of(POD, b"hotplug-disks/dump"))
+    unknown = bench.kernel.qemu(POD)
+    unknown.mute = True
+    hostd = bench.start()
+    hostd.advance(LONG)
+    unknown.mute = False
+    if restart:
+        hostd.kill()
+        hostd = bench.start()
+    else:
+        hostd.loop.call_soon(hostd.pool.tell_unhung, Hung(b"/proc/%d/cmdline" % unknown.pid, 1, 0))
+    hostd.advance(LONG)
+    assert bench.known().had_qemu
+    bench.kernel.die(unknown, End(signal=9))
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+
+
+def test_a_pod_whose_mounts_churn_is_looked_at_once_at_a_time(bench: Bench) -> None:
+    """It is no VM's, as far as anybody knows, and each change of its mounts is a reason to ask."""
+    hostd = bench.start()
+    asked = []
+
+    async def asks(path: bytes) -> list[tuple[bytes, int]]:
+        asked.append(path)
+        await asyncio.sleep(10)
+        return []
+
+    with mock.patch.object(hostd.pool, "_list_directory", asks):
+        for _ in range(100):
+            hostd.loop.call_soon(hostd.keeper.on_mounts, [OTHER])
+            hostd.advance(0.01)
+        assert len(asked) == 1
+        hostd.advance(LONG)
+    assert len(asked) <= 2, "once more, for what came meanwhile"
+
+
+def test_a_pod_that_cannot_be_looked_at_is_asked_again_once_in_a_while(bench: Bench) -> None:
+    hostd = bench.start()
+    asked = []
+
+    async def fails(path: bytes) -> list[tuple[bytes, int]]:
+        asked.append(path)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with mock.patch.object(hostd.pool, "_list_directory", fails):
+        for _ in range(20):
+            hostd.loop.call_soon(hostd.keeper.on_mounts, [OTHER])
+            hostd.advance(0.01)
+        asked.clear()
+        hostd.advance(LONG)
+        assert len(asked) <= LONG / 5 + 1
+
+
+def test_a_death_is_saved_and_its_umounts_are_on_their_way_before_anybody_is_told(bench: Bench) -> None:
+    """Nothing waits for those who listen; and what they hear is what a hostd that is killed now would be told again."""
+    qemu = bench.vm()
+    hostd = bench.start()
+    told: list[tuple[int, State]] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, VMExited):
+            saved, _ = hostd.store.load()
+            told.append((hostd.pool.jobs, saved[0].state))
+
+    hostd.told = listen
+    assert hostd.pool.jobs == 0
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(1)
+    assert told == [(1, State.CLEANING)]
+    assert not bench.mounted()
+
+
+@pytest.mark.parametrize(("kinds", "hang"), [([b"nfs4"], 2), ([b"nfs4", b"ceph"], 3)], ids=["one kind", "two kinds"])
+def test_file_systems_that_hang_leave_workers_for_other_kinds(bench: Bench, kinds: list[bytes], hang: int) -> None:
+    """Servers are gone, with more volumes than there are workers; those of others go, and their own when they are
+    back."""
+    names = [b"hotplug-disks/%d" % number for number in range(6)]
+    hanging, good = bench.vm(POD, *names), bench.vm(OTHER)
+    for number, mount in enumerate(mount for mount in bench.kernel.mounts if POD.encode() in mount.target):
+        mount.fstype = kinds[number % len(kinds)]
+        bench.kernel.hang(mount.target, left=True)
+    hostd = bench.start()
+    bench.kernel.die(hanging, End(signal=9))
+    hostd.advance(LONG)
+    layers = bench.known(POD).layers.values()
+    assert sum(layer.state is LayerState.HUNG for layer in layers) == hang
+    waiting = [layer for layer in layers if layer.state is LayerState.BUSY]
+    assert all(f"umounts of {layer.fstype.decode()} file systems hang" in layer.error for layer in waiting)
+    bench.kernel.die(good, End(signal=9))
+    hostd.advance(5)
+    assert bench.known(OTHER).state is State.RELEASED
+    assert hostd.advance(LONG) < 500
+    for name in names:
+        bench.kernel.unhang(target_of(POD, name))
+    hostd.advance(5)
+    assert bench.known(POD).state is State.RELEASED
+
+
+def test_a_sweep_that_does_nothing_leaves_nothing_behind_that_nobody_looks_at(bench: Bench) -> None:
+    """What it finds first is followed, and cleaned, as if it had been found in any other way."""
+    hostd = bench.start()
+    bench.kernel.on_pod = lambda _: None  # nobody tells of the pods
+    bench.kernel.qemu(POD)
+    bench.kernel.mount(target_of(OTHER, DISK))
+    hostd.ask(hostd.requests.sweep(dry_run=True))
+    hostd.advance(0.2)
+    assert bench.known(POD).state is State.RUNNING
+    assert bench.mounted(OTHER)
+    hostd.advance(LONG)
+    assert not bench.mounted(OTHER)

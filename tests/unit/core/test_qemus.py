@@ -150,6 +150,25 @@ async def test_without_a_descriptor_left_those_that_were_had_are_given_back(
         assert os.listdir("/proc/self/fd") == before
 
 
+async def test_watches_of_ended_pods_give_way_when_no_descriptor_is_left(
+    seen: Seen, cgroups: PodCgroups, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They only make things quicker: else the pods that ended would keep hostd from seeing that others do."""
+    cgroups.add(OTHER)
+    seen.qemus.watch(OTHER)
+    whole = Found.processes
+
+    def processes(found: Found, pod_uid: str) -> list[int]:
+        if seen.qemus._watches:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return whole(found, pod_uid)
+
+    monkeypatch.setattr(Found, "processes", processes)
+    with FakeQemu(place=place) as qemu:
+        assert seen.look(VM(POD))[3] == [qemu.pid]
+    assert seen.look(VM(POD, had_qemu=True))[1] == ""
+
+
 async def test_a_second_qemu_is_found_though_nobody_knows_where_the_pods_cgroup_is(
     cgroups: PodCgroups, place: Place
 ) -> None:

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from hostd.core.model import VM, Exit, ExitReason, Holder, Layer, LayerState, Policy, State
 from hostd.core.store import LARGEST, VERSION, Store, vm_from_plain, vm_to_plain
 from hostd.kubevirt.targets import target
+from hostd.linux.clock import boot_id
 from hostd.linux.pidfd import Identity
 from tests.support.core import KUBELET, OTHER, POD, a_layer, a_vm
+from tests.support.damage import damaged
 from tests.support.mountns import MountNamespace
 
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -130,6 +132,10 @@ def write(path: str, content: bytes) -> None:
         file.write(content)
 
 
+def _whole(vm: object) -> bytes:
+    return json.dumps({"version": VERSION, "boot": boot_id(), "vm": vm}).encode()
+
+
 def _damaged(whole: bytes, *path: str, value: object) -> bytes:
     plain = json.loads(whole)
     inner = plain
@@ -137,6 +143,54 @@ def _damaged(whole: bytes, *path: str, value: object) -> bytes:
         inner = inner[key]
     inner[path[-1]] = value
     return json.dumps(plain).encode()
+
+
+SOMEBODY = Identity(7, 8, "boot", 9)
+FULL = vm_to_plain(
+    a_vm(
+        a_layer(mount_ids=(1, 2), holders=(Holder(5, "tar", "open", OTHER),), worker=SOMEBODY),
+        leader=SOMEBODY,
+        qemus=[SOMEBODY],
+        grace_usec=5,
+        devices=("usb/1-2",),
+    )
+)
+
+
+def use(vm: VM) -> None:
+    """As the core, the store and the bus use what was loaded."""
+    for identity in (vm.leader, *vm.qemus, *(layer.worker for layer in vm.layers.values())):
+        assert identity is None or isinstance(identity, Identity)
+    assert vm.grace_usec is None or type(vm.grace_usec) is int
+    assert not any(holder.qemu for layer in vm.layers.values() for holder in layer.holders)
+    plain = {**vm_to_plain(vm), "leader": None, "qemus": []}
+    for value in leaves(plain):
+        assert not isinstance(value, int) or abs(value) < 1 << 64
+        assert not isinstance(value, str) or os.fsdecode(os.fsencode(value)) == value
+    assert vm_from_plain(json.loads(json.dumps(vm_to_plain(vm)))) == vm
+
+
+def leaves(plain: Any) -> Iterator[Any]:
+    if isinstance(plain, dict):
+        plain = [value for key, value in plain.items() if key != "worker"]
+    if isinstance(plain, list | tuple):
+        for each in plain:
+            yield from leaves(each)
+    else:
+        yield plain
+
+
+@given(damaged(json.loads(json.dumps(FULL))).map(_whole))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_file_is_a_vm_or_set_aside_and_costs_no_other(store: Store, directory: str, content: bytes) -> None:
+    store.save(VM(OTHER))
+    write(file_of(directory), content)
+    loaded, bad = store.load()
+    assert [vm.pod_uid for vm in loaded if vm.pod_uid != POD] == [OTHER]
+    assert len(loaded) + len(bad) == 2
+    for vm in loaded:
+        use(vm)
+    store.remove(POD)
 
 
 def _contents(whole: bytes) -> dict[str, bytes]:
@@ -165,6 +219,11 @@ def _contents(whole: bytes) -> dict[str, bytes]:
         "leader": _damaged(whole, "vm", "leader", value="me"),
         "qemus": _damaged(whole, "vm", "qemus", value=[None]),
         "devices": _damaged(whole, "vm", "devices", value=[[]]),
+        "devices-text": _damaged(whole, "vm", "devices", value="usb"),
+        "no-leader": _damaged(whole, "vm", "leader", value=""),
+        "no-grace": _damaged(whole, "vm", "grace_usec", value=""),
+        "half-a-pair": _damaged(whole, "vm", "name", value="\ud800"),
+        "endless-time": _damaged(whole, "vm", "exited_at", value=1 << 64),
     }
 
 
@@ -274,4 +333,10 @@ def test_a_file_of_an_older_hostd_lacks_fields_and_is_used() -> None:
     assert vm_from_plain(plain) == vm
     del plain["layers"][0]["state"]
     with pytest.raises(KeyError):
+        vm_from_plain(plain)
+
+
+def test_a_holders_name_is_asked_for_in_bytes() -> None:
+    plain = vm_to_plain(a_vm(a_layer(holders=(Holder(5, "\udcff", "open", ""),))))
+    with pytest.raises(UnicodeEncodeError):
         vm_from_plain(plain)

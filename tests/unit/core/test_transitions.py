@@ -7,7 +7,7 @@ import pytest
 from hostd.core import transitions
 from hostd.core.decision import NEVER, RETRY
 from hostd.core.model import ExitReason, Holder, LayerState
-from hostd.core.mounts import PodMounts
+from hostd.core.pod_mounts import PodMounts
 from hostd.kubevirt.targets import Target
 from hostd.linux.mount_table import Mount
 from hostd.linux.pidfd import End, Identity
@@ -117,11 +117,11 @@ def test_gone_is_gone_since_it_was_first_seen_so() -> None:
 
 def test_holders_are_named_four_and_the_number_of_the_rest() -> None:
     layer = a_layer(state=LayerState.BUSY, error="busy")
-    transitions.see_holders(layer, ())
+    transitions.see_holders(layer, (), NOW)
     assert layer.error == "busy"
-    transitions.see_holders(layer, [Holder(pid, "tar", "open", "") for pid in range(1, 8)])
+    transitions.see_holders(layer, [Holder(pid, "tar", "open", "") for pid in range(1, 8)], NOW)
     assert layer.error == "held by tar[1] (open), tar[2] (open), tar[3] (open), tar[4] (open) and 3 more"
-    assert len(layer.holders) == 7
+    assert (len(layer.holders), layer.held_at) == (7, NOW)
 
 
 def test_a_pinned_layer_is_detached_and_says_by_whom() -> None:
@@ -129,6 +129,29 @@ def test_a_pinned_layer_is_detached_and_says_by_whom() -> None:
     transitions.see_pinned(layer, [BACKUP], NOW)
     assert (layer.state, layer.error) == (LayerState.DETACHED, "still pinned by backup[7] (open)")
     assert layer.retry_at > NOW
+
+
+def test_what_pins_a_detached_mount_pins_it_also_after_another_was_mounted() -> None:
+    layer = a_layer(state=LayerState.DETACHED, mount_ids=(7, 8), gone_at=NOW)
+    transitions.see_pinned(layer, [BACKUP], NOW)
+    vm, path = a_vm(layer, exited_at=NOW - 5), layer.target.path
+    for _ in range(2):
+        transitions.see_mounts(vm, seen((layer.target, [row(layer.target)])), NOW + 1)
+    assert (layer.state, layer.pinned_ids) == (LayerState.MOUNTED, (7, 8))
+    assert not {7, 8} & set(layer.mount_ids)
+    transitions.see_unmounted(vm.layers[path], NOW + 2)
+    assert layer.pinned_ids == (7, 8)
+    transitions.see_gone(layer, NOW + 3)
+    assert not layer.pinned_ids
+
+
+def test_a_pinned_layer_stays_through_another_life_of_its_vm() -> None:
+    pinned, plain = a_layer(state=LayerState.DETACHED), a_layer(b"hotplug-disks/data.img", state=LayerState.DETACHED)
+    transitions.see_pinned(pinned, [BACKUP], NOW)
+    vm = a_vm(pinned, plain)
+    transitions.see_mounts(vm, NOTHING, NOW)
+    assert list(vm.layers) == [pinned.target.path]
+    assert pinned.error
 
 
 def test_a_vm_that_lives_again_has_no_busy_layers() -> None:
@@ -178,7 +201,7 @@ def test_of_many_holders_those_are_kept_that_forbid_to_detach_the_layer() -> Non
     layer = a_layer(state=LayerState.BUSY)
     many = [Holder(pid, "cat", "open", "") for pid in range(1, 10_000)]
     qemu, mount = Holder(10_000, "qemu-kvm", "open", ""), Holder(0, "/below", "mount", "")
-    transitions.see_holders(layer, [*many, qemu, mount])
+    transitions.see_holders(layer, [*many, qemu, mount], NOW)
     assert len(layer.holders) < 100
     assert {qemu, mount} <= set(layer.holders)
     assert "9997 more" in layer.error

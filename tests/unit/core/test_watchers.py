@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hostd.core.model import Holder, Layer, LayerState
 from hostd.core.watchers import FdStore, HolderWatch
@@ -188,6 +190,29 @@ def test_what_nobody_knows_is_closed_here_and_there(process: subprocess.Popen[by
     assert FdStore(manager).adopt(manager.give()) == {}
     assert manager.kept == {}
     assert len(os.listdir("/proc/self/fd")) == before - 3
+
+
+NAMES = st.text(max_size=10) | st.builds("{}{}{}{}".format, st.sampled_from(["qemu.", "qemu", ""]), st.sampled_from(
+    [POD, OTHER, "", "."]), st.sampled_from([".", ""]), st.sampled_from(["1", "-1", "", "x"]))  # fmt: skip
+
+
+@given(st.lists(st.tuples(NAMES, st.booleans()), unique_by=lambda given: given[0]))
+def test_whatever_the_names_nothing_is_kept_that_nobody_owns(stored: list[tuple[str, bool]]) -> None:
+    manager = Manager()
+    with Process.open(os.getpid()) as ours, open("/dev/null", "rb") as other:
+        for name, is_process in stored:
+            manager.store(name, ours.fd if is_process else other.fileno())
+        before = len(os.listdir("/proc/self/fd"))
+        found = FdStore(manager).adopt(manager.give())
+        adopted = [process for processes in found.values() for process in processes]
+        assert "" not in found
+        assert len(adopted) == len(manager.kept) == len([name for name in manager.kept if name.startswith("qemu.")])
+        # Gone are those that were dropped there; those given to us are closed or adopted.
+        assert len(os.listdir("/proc/self/fd")) == before - (len(stored) - len(manager.kept)) + len(adopted)
+        for process in adopted:
+            assert process.alive()
+            process.close()
+    manager.close()
 
 
 async def test_holders_that_ended_before_they_could_be_watched_have_freed_their_layer() -> None:

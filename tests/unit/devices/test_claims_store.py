@@ -6,15 +6,17 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hostd.config import OnExit
 from hostd.core.store import write_atomically
 from hostd.devices.claim import Claim, Stage
 from hostd.devices.claims_store import LARGEST, ClaimsStore
+from tests.support.damage import damaged, json_values
 
 CLAIMS = [
     Claim("usb/1-2", "ns/a", "p1", "u1", "046d:c52b", "S1", "a stick", Stage.HELD, True, True, "p1", OnExit.HOLD),
@@ -70,6 +72,7 @@ BAD = {
     "claims no list": b'{"version": 1, "claims": 7}',
     "a claim no object": whole(7),
     "a key missing": whole({key: value for key, value in GOOD.items() if key != "vm"}),
+    "half of a surrogate pair": whole({**GOOD, "vm": "\ud800"}),
     "a number for a text": whole({**GOOD, "vm": 7}),
     "a number for a flag": whole({**GOOD, "asked": 1}),
     "an unknown stage": whole({**GOOD, "stage": "lost"}),
@@ -130,6 +133,24 @@ def test_keys_of_a_later_hostd_are_passed_over(store: ClaimsStore) -> None:
     store.save([])
     Path(store.path).write_bytes(whole({**GOOD, "colour": "red"}))
     assert list(store.load()[0]) == ["usb/1-2"]
+
+
+@given(damaged(json.loads(whole(GOOD))) | json_values)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_json_is_claims_or_a_named_fault(store: ClaimsStore, plain: Any) -> None:
+    store.save([])
+    Path(store.path).write_text(json.dumps(plain))
+    claims, bad = store.load()
+    if bad is None:
+        store.save(claims.values())
+        assert store.load() == (claims, None)
+        for claim in claims.values():
+            assert type(claim.asked) is type(claim.renewed) is bool
+            os.fsencode(f"{claim.vm}{claim.pod_uid}{claim.description}{claim.used_by}")
+    else:
+        assert claims == {}
+        assert bad.why
+        os.unlink(bad.kept_as)
 
 
 @given(st.binary(max_size=300))
