@@ -31,11 +31,18 @@ PATIENCE: Final = 10.0
 _PRIVATE = b"unix:path=/run/systemd/private"
 _NAME = b"org.freedesktop.systemd1"
 _MANAGER = b"/org/freedesktop/systemd1"
+_MANAGER_INTERFACE = b"org.freedesktop.systemd1.Manager"
 _UNSETTLED = frozenset({"activating", "deactivating", "reloading", "maintenance"})
 #: As sd-bus has it, negative; as Python has it.
 _CLOSED = frozenset(sign * code for sign in (1, -1) for code in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN))
 _HELPER = re.compile(rb"""/[^\s'"]*qemu-pr-helper""")
 _POLL_SECONDS = 0.02
+_SCOPE = b"hostd-pr-helper-retired-%d.scope"
+#: What bounds a unit by its cgroup; all else of the sandbox sticks to the process.
+_BOUNDS = {"DevicePolicy": "s", "DeviceAllow": "a(ss)", "TasksMax": "t", "MemoryMax": "t"}
+#: How pystemd wants containers to be spelled.
+_ARRAY, _STRUCT, _STRING, _VARIANT = b"arsv"
+_END = (-1, None)
 
 
 class Systemd:
@@ -56,7 +63,7 @@ class Systemd:
 
     def _call(self, method: str, signature: str = "", *arguments: str) -> None:
         arguments_signed = self._sign(signature.encode(), [argument.encode() for argument in arguments])
-        self._bus.call_method(_NAME, _MANAGER, b"org.freedesktop.systemd1.Manager", method.encode(), arguments_signed)
+        self._bus.call_method(_NAME, _MANAGER, _MANAGER_INTERFACE, method.encode(), arguments_signed)
 
     def _active(self, unit: str) -> str:
         return str(self._get(unit, "Unit", "ActiveState", "s"))
@@ -114,10 +121,19 @@ class Systemd:
             self._call("StopUnit", "ss", unit, "replace")
             self._settled(unit)
 
-    def retire(self) -> dict[str, Any]:
-        """The listener is closed; the service stays for those that are connected."""
-        self._stop(SOCKET_UNIT)
-        return self.query()
+    def set_apart(self, pid: int) -> dict[str, Any]:
+        """Moves a helper out of the service into a scope of its own, in which the service's bounds go on to hold."""
+        bounds = {name: (kind, self._get(SERVICE_UNIT, "Service", name, kind)) for name, kind in _BOUNDS.items()}
+        properties = bounds | {"Description": ("s", "qemu-pr-helper for those still connected"), "PIDs": ("au", [pid])}
+        arguments = self._sign(b"ss", [_SCOPE % pid, b"fail"])
+        arguments += [(_ARRAY, b"(sv)")]
+        for name, (kind, value) in properties.items():
+            signed = self._sign(kind.encode(), [value.encode() if isinstance(value, str) else value])
+            arguments += [(_STRUCT, b"sv"), (_STRING, name.encode()), (_VARIANT, kind.encode()), *signed, _END, _END]
+        arguments += [_END, (_ARRAY, b"(sa(sv))"), _END]
+        self._bus.call_method(_NAME, _MANAGER, _MANAGER_INTERFACE, b"StartTransientUnit", arguments)
+        self._settled((_SCOPE % pid).decode())
+        return {}
 
     def stop(self) -> dict[str, Any]:
         """Neither listener nor service."""

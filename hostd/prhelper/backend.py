@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """How a helper ended, in words. `killed`: by somebody's SIGKILL, or unknown: that says nothing of the next one."""
+
+    words: str
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """What runs. The process belongs to the back end."""
 
@@ -23,6 +31,11 @@ class Found:
     #: The program that is (or would be) run, and its capabilities as a bit set.
     program: bytes = b""
     capabilities: int = 0
+
+    @property
+    def pid(self) -> int:
+        """The helper's; 0 where none runs."""
+        return self.process.pid if self.process is not None else 0
 
 
 class Backend(Protocol):
@@ -37,8 +50,8 @@ class Backend(Protocol):
         """What runs now."""
         ...
 
-    def take_ends(self) -> list[str]:
-        """How helpers ended since the last call, in words, those that were told to stop not among them."""
+    def take_ends(self) -> list[End]:
+        """How helpers ended since the last call, those that were told to stop not among them."""
         ...
 
     async def start(self) -> None:

@@ -1,6 +1,6 @@
 """When a helper that died may be started again.
 
-A helper that worked is replaced at once: its death (a kill, an OOM) says nothing of the next one, and every
+A helper that worked, or that was killed, is replaced at once: its death says nothing of the next one, and every
 millisecond without one is a QEMU that waits. There is a bound to that, for a crash that each helper runs into. One that
 dies before it was ready gets one more try at once, and then a pause that doubles up to half a minute.
 """
@@ -24,6 +24,7 @@ class Backoff:
 
     def __init__(self) -> None:
         self.retry_at = 0
+        self._dying = False
         self._failures = 0
         self._credit = float(CREDIT)
         self._credit_at = 0
@@ -32,18 +33,23 @@ class Backoff:
         """Whether it is too early still."""
         return now < self.retry_at
 
-    def died(self, now: int, ready_usec: int | None) -> None:
-        """A helper died, ready for that long; None = it never was."""
+    def ends(self, now: int) -> bool:
+        """Whether helpers die so fast that one which somebody else started meanwhile is to be ended, too."""
+        return self._dying and self.waits(now)
+
+    def died(self, now: int, ready_usec: int | None, *, killed: bool = False) -> None:
+        """A helper died, ready for that long (None = it never was); `killed`: of no fault of its own."""
         if ready_usec is not None and ready_usec >= _STEADY_USEC:
             self._failures = 0
-        if ready_usec is not None and self._forgive(now):
-            return
-        self.failed(now, immediately=1 if ready_usec is None else 0)
+        well = killed or ready_usec is not None
+        self._dying = not (well and self._forgive(now))
+        if self._dying:
+            self.failed(now, immediately=0 if well else 1)
 
     def failed(self, now: int, *, immediately: int = 0) -> None:
         """A start failed; the first `immediately` of a row are tried again without a pause.
 
-        During a pause nothing more is counted: systemd goes on until it is told to stop, and those are one failure.
+        During a pause nothing more is counted: a service goes on until it is told to stop, and those are one failure.
         """
         if self.waits(now):
             return
@@ -61,4 +67,4 @@ class Backoff:
 
     def reset(self) -> None:
         """Somebody says that it is time to try."""
-        self.retry_at, self._failures, self._credit = 0, 0, float(CREDIT)
+        self.retry_at, self._dying, self._failures, self._credit = 0, False, 0, float(CREDIT)

@@ -6,18 +6,17 @@ not survive is the death of both at once, which leaves a stale socket.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+import os
+from typing import TYPE_CHECKING
 
-from hostd.errors import HelperFailed
 from hostd.prhelper import path as paths
-from hostd.prhelper.backend import Found
-from hostd.prhelper.helper import PATIENCE, Helper
-from hostd.prhelper.listener import Listener, clients, holders, recover
+from hostd.prhelper.backend import End, Found
+from hostd.prhelper.helper import Helper
+from hostd.prhelper.listener import Listener, recover
 from hostd.prhelper.memory import Known
 from hostd.prhelper.preflight import own_capabilities
+from hostd.prhelper.retired import Retired, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from hostd.prhelper.memory import Memory
 
 log = logging.getLogger(__name__)
-
-#: s: one that is killed after its time to end by itself is dead at once, unless it waits for a device.
-_PATIENCE: Final = 2 * PATIENCE
 
 
 class ChildBackend:
@@ -42,19 +38,14 @@ class ChildBackend:
         self._program = program
         self._listener: Listener | None = None
         self._main: Helper | None = None
-        self._retired: dict[Helper, int] = {}
-        self._ends: list[str] = []
-        self._recover()
+        self._ends: list[End] = []
+        known = memory.known if memory.known.backend == self.name else Known()
+        self._retired = Retired(known.retired, self._on_death)
+        self._recover(known)
 
-    def _recover(self) -> None:
+    def _recover(self, known: Known) -> None:
         """Takes over what an earlier hostd left running."""
-        known = self._memory.known
-        if known.backend != self.name:
-            return
-        for number in known.retired:
-            for helper in self._find(number):
-                self._retired[helper] = number
-        for helper in self._find(known.number):
+        for helper in find(known.number, self._on_death):
             self._main = helper
             log.info("took over qemu-pr-helper %d, which was running", helper.pid)
             break
@@ -64,38 +55,29 @@ class ChildBackend:
             except OSError as error:
                 log.warning("the helper's listener ends with the helper, for it cannot be copied: %s", error)
 
-    def _find(self, number: int) -> list[Helper]:
-        found = []
-        for pid in holders(number) if number else ():
-            with contextlib.suppress(ProcessLookupError):
-                found.append(Helper.find(pid, self._on_death))
-        return found
-
     def _on_death(self, helper: Helper) -> None:
         if helper is self._main:
             self._main = None
             if not helper.asked:
                 self._ends.append(helper.end)
-        self._retired.pop(helper, None)
+        self._retired.discard(helper)
         self._changed()
 
     async def find(self) -> Found:
-        """What runs now; retired helpers whose last client has gone are let go."""
-        for helper in self._retired:
-            if not clients(helper.pid):
-                helper.ask_to_end()
+        """See `Backend`."""
+        self._retired.dismiss()
         inode = self._memory.known.inode if self._main is not None else None
         return Found(
             self._listener is not None,
             self._listener.inode if self._listener is not None else inode,
             self._main.process if self._main is not None else None,
-            tuple(helper.pid for helper in self._retired),
+            self._retired.pids,
             self._program,
             own_capabilities(),
         )
 
-    def take_ends(self) -> list[str]:
-        """How helpers ended."""
+    def take_ends(self) -> list[End]:
+        """See `Backend`."""
         ends, self._ends = self._ends, []
         return ends
 
@@ -120,10 +102,10 @@ class ChildBackend:
         number = self._listener.number if self._listener is not None else self._memory.known.number
         self._close_listener()
         if self._main is not None:
-            self._retired[self._main] = number
+            self._retired.add(self._main, number)
             self._main = None
         self._remember()
-        await self.find()
+        self._retired.dismiss()
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -133,36 +115,25 @@ class ChildBackend:
 
     def _remember(self) -> None:
         listener = self._listener
-        retired = tuple(self._retired.values())
+        retired = self._retired.numbers
         if listener is None:
             self._memory.remember(Known(self.name, retired=retired) if retired else Known())
         else:
-            self._memory.remember(Known(self.name, listener.inode, listener.number, retired))
+            path = os.fsdecode(self._path)
+            self._memory.remember(Known(self.name, listener.inode, listener.number, retired, path))
 
     async def stop(self) -> None:
         """See `Backend`."""
         await self.retire()
-        helpers = list(self._retired)
-        for helper in helpers:
-            helper.ask_to_end()
-        await _wait(helpers)
-        left = [helper.pid for helper in helpers if not helper.over.is_set()]
-        self._remember()
-        if left:
-            raise HelperFailed(f"qemu-pr-helper {left[0]} does not end, not even when killed: it waits for a device")
+        try:
+            await self._retired.end()
+        finally:
+            self._remember()
 
     def detach(self) -> None:
         """See `Backend`. The helper has the listener too."""
-        for helper in (self._main, *self._retired):
-            if helper is not None:
-                helper.release()
+        self._retired.release()
+        if self._main is not None:
+            self._main.release()
         if self._listener is not None:
             self._listener.close()
-
-
-async def _wait(helpers: list[Helper]) -> None:
-    waits = [asyncio.ensure_future(helper.over.wait()) for helper in helpers]
-    if waits:
-        _, late = await asyncio.wait(waits, timeout=_PATIENCE)
-        for wait in late:
-            wait.cancel()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from hostd.config import Backend as Wanted
 from hostd.errors import HelperFailed
+from hostd.log import plain
 from hostd.prhelper.child import ChildBackend
 from hostd.prhelper.systemd import SystemdBackend
 
@@ -30,8 +32,11 @@ async def choose(
 ) -> Backend:
     """The back end that is wanted; `auto` is systemd where it runs and has our units, else a child of hostd.
 
-    What the other one left running is ended. Raises HelperFailed, OSError.
+    A listener at another path is closed, and what the other back end left running is ended. Raises HelperFailed,
+    OSError.
     """
+    if memory.known.path not in ("", os.fsdecode(config.socket)):
+        await _move_away(config, memory, changed, places)
     systemd = await _systemd(wanted, config, memory, changed)
     if systemd is not None:
         if memory.known.backend == ChildBackend.name:
@@ -56,6 +61,21 @@ async def _systemd(
         raise HelperFailed(trouble)
     log.info("qemu-pr-helper runs as a child of hostd: %s", trouble)
     return None
+
+
+async def _move_away(config: PRHelper, memory: Memory, changed: Callable[[], None], places: Places) -> None:
+    """Closes the listener at the path of an earlier configuration; those connected there keep their helper."""
+    path = os.fsencode(memory.known.path)
+    log.info("pr-helper.socket was %s: that listener is closed", plain(path))
+    other: Backend = (
+        SystemdBackend(replace(config, socket=path), memory, changed)
+        if memory.known.backend == SystemdBackend.name
+        else ChildBackend(path, memory, changed, places.program)
+    )
+    try:
+        await other.retire()
+    finally:
+        other.detach()
 
 
 async def _end(other: Backend) -> None:

@@ -24,8 +24,7 @@ class Health(StrEnum):
 
     UNKNOWN = "unknown"  # it was not asked yet
     ANSWERS = "answers"
-    SILENT = "silent"  # once
-    HUNG = "hung"  # twice, or it never came up
+    HUNG = "hung"  # it did not, or it never came up
 
 
 class At(StrEnum):
@@ -64,6 +63,8 @@ class Facts:
     health: Health = Health.UNKNOWN
     #: It is too early for the next start.
     waiting: bool = False
+    #: And helpers that are started all the same die as soon.
+    dying: bool = False
     refusal: str = ""
     failure: str = ""
     #: Why nothing can be put at the path.
@@ -82,7 +83,6 @@ class Decision:
 _BY_HEALTH = {
     Health.UNKNOWN: (State.STARTING, Action.ASK),
     Health.ANSWERS: (State.READY, Action.NOTHING),
-    Health.SILENT: (State.UNHEALTHY, Action.ASK),
     Health.HUNG: (State.UNHEALTHY, Action.KILL),
 }
 
@@ -97,9 +97,9 @@ def decide(facts: Facts) -> Decision:
         return Decision(State.STANDBY, retire)
     if facts.refusal:
         return Decision(State.REFUSED, stop, facts.refusal)
-    if facts.running and facts.at is At.OURS:
+    if facts.running and facts.at is At.OURS and not facts.dying:
         return Decision(*_BY_HEALTH[facts.health])
-    if facts.waiting:
+    if facts.waiting or facts.dying:
         # A held listener without a helper freezes QEMU's monitor.
         return Decision(State.BACKING_OFF, stop)
     if trouble := facts.obstacle or facts.failure:

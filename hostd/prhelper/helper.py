@@ -13,7 +13,9 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, Final
 
+from hostd.linux import pidfd
 from hostd.linux.pidfd import Process
+from hostd.prhelper.backend import End
 
 if TYPE_CHECKING:
     import socket
@@ -40,8 +42,8 @@ class Helper:
         #: Why it is killed, in words; "" where it is not. `asked`: it was told to end, which is no failure.
         self.why = ""
         self.asked = False
-        #: How it ended, in words, once it has.
-        self.end = ""
+        #: How it ended, once it has.
+        self.end = End("")
         self.over = asyncio.Event()
         self._killing: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
@@ -108,26 +110,29 @@ class Helper:
         self._said = (self._said + (piece or b""))[-_TAIL:]
 
     def _on_death(self) -> None:
-        end = self.process.end()
+        try:
+            end = self.process.end()
+        except OSError:  # no descriptor is left to look with: dead it is all the same
+            end = None
         if self._child is not None:
             self._on_words()
             self._child.wait()
         else:
             with contextlib.suppress(ChildProcessError):  # found, and a child of ours all the same
                 os.waitpid(self.process.pid, os.WNOHANG)
-        self.end = self.why or f"qemu-pr-helper {self.pid} {self._how(end.status if end else -1, end)}"
+        killed = end is None or end.signal == signal.SIGKILL or end == pidfd.End()
+        self.end = End(self.why or f"qemu-pr-helper {self.pid} {self._how(end)}", killed and not self.why)
         self.release()
         self.over.set()
         self._died(self)
 
-    def _how(self, status: int, end: object) -> str:
-        number = getattr(end, "signal", -1)
-        if number > 0:
+    def _how(self, end: pidfd.End | None) -> str:
+        if end is not None and end.signal > 0:
             with contextlib.suppress(ValueError):
-                return f"was killed by {signal.Signals(number).name}"
-            return f"was killed by signal {number}"
+                return f"was killed by {signal.Signals(end.signal).name}"
+            return f"was killed by signal {end.signal}"
         words = self._said.decode("utf-8", "backslashreplace").strip().rpartition("\n")[2]
-        how = f"ended with status {status}" if status >= 0 else "ended"
+        how = f"ended with status {end.status}" if end is not None and end.status >= 0 else "ended"
         return f"{how}: {words}" if words else how
 
     def release(self) -> None:

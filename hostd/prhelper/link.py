@@ -33,7 +33,7 @@ class Agent:
         self._socket: socket.socket | None = None
         self._idle: asyncio.TimerHandle | None = None
 
-    async def ask(self, what: str, **arguments: bool) -> dict[str, Any]:
+    async def ask(self, what: str, **arguments: int) -> dict[str, Any]:
         """Lets the agent do something. Raises HelperFailed with what systemd says, or that it says nothing."""
         async with self._lock:
             if self._idle is not None:

@@ -7,12 +7,11 @@ pidfd_getfd(2).
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import socket
 from typing import TYPE_CHECKING, Final
 
+from hostd.linux import libc
 from hostd.linux.process import pids
 
 if TYPE_CHECKING:
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
 BACKLOG: Final = 128
 #: Where socket activation puts the listener.
 HELPER_FD: Final = 3
-
-#: The same number on every architecture (all calls since 5.1 have one).
-_SYS_PIDFD_GETFD: Final = 438
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 
 
 class Listener:
@@ -69,12 +63,15 @@ def holders(number: int) -> list[int]:
     return [pid for pid in pids() if pid != os.getpid() and _link(pid, HELPER_FD) == wanted]
 
 
+def number_of(pid: int) -> int:
+    """The inode number of the listener that a helper holds; 0 when it is gone."""
+    link = _link(pid, HELPER_FD) or ""
+    return int(link[len("socket:[") : -1]) if link.startswith("socket:[") else 0
+
+
 def recover(pidfd: int, inode: Inode, number: int) -> Listener:
     """Our copy of the listener that a helper holds. Raises OSError: not permitted, not there, or another socket."""
-    fd = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, HELPER_FD, 0)
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    fd = libc.pidfd_getfd(pidfd, HELPER_FD)
     try:
         if os.fstat(fd).st_ino != number:
             raise FileNotFoundError("the helper holds another socket")
@@ -84,14 +81,18 @@ def recover(pidfd: int, inode: Inode, number: int) -> Listener:
     return Listener(socket.socket(fileno=fd), inode)
 
 
-def clients(pid: int) -> int:
-    """How many are connected to a helper: its sockets above the listener. 0 when it is gone.
+def clients(pid: int) -> int | None:
+    """How many are connected to a helper: its sockets above the listener. 0 when it is gone, None where that cannot be
+    told: no descriptor is left to look with, say.
 
     A connection's helper end belongs to the network namespace of its client, so /proc/net/unix would miss pods.
     """
-    fds: list[str] = []
-    with contextlib.suppress(OSError):
+    try:
         fds = os.listdir(f"/proc/{pid}/fd")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    except OSError:
+        return None
     return sum(int(fd) > HELPER_FD and (_link(pid, int(fd)) or "").startswith("socket:") for fd in fds)
 
 

@@ -41,6 +41,8 @@ _SECOND: Final = 1_000_000
 #: Most steps without a pause; what does not settle in as many is looked at again a moment later.
 _MOST_STEPS: Final = 8
 _MOMENT_USEC: Final = 50_000
+#: How long a rival may take from unlinking our socket to binding its own.
+_RIVAL_BINDS_USEC: Final = 200_000
 #: How often is looked where no event tells: for a rival out of sight or an unkillable helper; for a rival in sight; for
 #: retired helpers' clients.
 _BLIND_USEC, _RIVAL_USEC, _RETIRED_USEC = _SECOND // 2, 10 * _SECOND, 5 * _SECOND
@@ -60,20 +62,17 @@ class Loop:
         on_probe: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """`interval`: seconds between two deep probes. `on_probe` is told of each question whether it was answered."""
-        self._config = config
-        self._path = config.socket
         self._places = places or Places()
         self._memory = Memory(state_dir, runtime_dir)
         self._preflight = Preflight(self._places)
         self._backoff = Backoff()
-        self._checkup = Checkup(self._path, self._wake_up, interval, on_probe)
-        self._watch = DirectoryWatch(self._path, self._wake_up)
-        self._upkeep = Upkeep(config, self._places.selinux)
+        self._interval, self._on_probe = interval, on_probe
         self._backend: Backend | None = None
         self._rival: Rival | None = None
         self._wake = asyncio.Event()
         self._told = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+        self._set_up(config)
         self._listeners: list[Callable[[], None]] = []
         self._enabled = self._memory.enabled(config.enabled)
         self._decision = Decision(State.STARTING if self._enabled else State.DISABLED, Action.NOTHING)
@@ -83,7 +82,17 @@ class Loop:
         self._new_ends = 0
         self._last_failure = ""
         self._pause_usec = _SECOND
+        #: CLOCK_BOOTTIME µs: since when our socket is not at its path any more.
+        self._taken_at = 0
         self._stopped = not self._memory.known.backend
+
+    def _set_up(self, config: PRHelper) -> None:
+        """Everything that is of one path. The back end follows, when it is needed."""
+        self._config = self._next_config = config
+        self._path = config.socket
+        self._checkup = Checkup(self._path, self._wake_up, self._interval, self._on_probe)
+        self._watch = DirectoryWatch(self._path, self._wake_up)
+        self._upkeep = Upkeep(config, self._places.selinux)
 
     # -- its life
 
@@ -96,11 +105,16 @@ class Loop:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Looks after nothing any more; all stays as it runs."""
         self._checkup.forget()
         self._watch.close()
         self._drop_rival()
         if self._backend is not None:
             self._backend.detach()
+        self._backend = None
 
     def _wake_up(self) -> None:
         self._wake.set()
@@ -108,6 +122,7 @@ class Loop:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
+            self._take_config()
             try:
                 pause = await self._settle()
             except (HostdError, OSError) as error:
@@ -119,6 +134,20 @@ class Loop:
                 self._told.notify_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), None if pause is None else pause / 1e6)
+
+    def _take_config(self) -> None:
+        """What a reload brought, between two looks: for another path or back end everything begins anew."""
+        new, old = self._next_config, self._config
+        if new == old:
+            return
+        if (new.socket, new.backend) == (old.socket, old.backend):
+            self._config = new
+            self._upkeep.change(new)
+        else:
+            self._let_go()
+            self._set_up(new)
+            self._stopped, self._pids = False, (0, ())
+            self._decide(Decision(State.STARTING if self._enabled else State.DISABLED, Action.NOTHING))
 
     def _on_trouble(self, error: Exception) -> int:
         what = str(error) if isinstance(error, HostdError) else f"no helper at {plain(self._path)}: {error}"
@@ -169,10 +198,10 @@ class Loop:
         ends = backend.take_ends()
         ready_usec = now - self._checkup.ready_at if self._checkup.ready_at else None
         for end in ends:
-            self._note_failure(end)
-            self._backoff.died(now, ready_usec)
+            self._note_failure(end.words)
+            self._backoff.died(now, ready_usec, killed=end.killed)
         self._new_ends += len(ends)
-        main = found.process.pid if found.process is not None else 0
+        main = found.pid
         if main != self._pids[0]:
             self._checkup.forget()
             if main:
@@ -187,9 +216,8 @@ class Loop:
         return paths.look(self._path)
 
     def _facts(self, found: Found, sight: Sight | None) -> Facts:
-        helper = found.process.pid if found.process is not None else 0
-        self._verdict = judge(self._preflight.look(found.program, found.capabilities, helper_pid=helper))
-        at = At.OURS if sight is None else _AT[sight.kind]
+        self._verdict = judge(self._preflight.look(found.program, found.capabilities, helper_pid=found.pid))
+        at, now = At.OURS if sight is None else _AT[sight.kind], boottime_usec()
         return Facts(
             enabled=self._enabled,
             at=at,
@@ -197,33 +225,46 @@ class Loop:
             running=found.process is not None,
             retired=bool(found.retired),
             health=self._checkup.health,
-            waiting=self._backoff.waits(boottime_usec()),
+            waiting=self._backoff.waits(now),
+            dying=self._backoff.ends(now),
             refusal=self._verdict.refusal,
             failure=self._verdict.failure,
             obstacle=sight.why if sight is not None and at is At.OBSTACLE else "",
         )
 
     async def _act(self, backend: Backend, action: Action, found: Found, sight: Sight | None) -> bool:
+        being_replaced = self._is_being_replaced(found, sight)
         match action:
             case Action.NOTHING:
                 self._stopped = not self._enabled
                 if self._decision.state is State.READY and boottime_usec() >= self._checkup.due_at:
-                    self._checkup.ask()
+                    self._checkup.ask(found.pid)
                 return True
             case Action.ASK:
-                self._checkup.ask()
+                self._checkup.ask(found.pid)
                 return True
             case Action.KILL:
                 backend.end(f"{self._checkup.trouble}; it was killed")
                 return True
             case Action.START | Action.RENEW:
+                if being_replaced:
+                    return True
                 await self._start(backend, sight)
             case Action.RETIRE:
                 await backend.retire()
             case Action.STOP:
                 await backend.stop()
-        del found
         return False
+
+    def _is_being_replaced(self, found: Found, sight: Sight | None) -> bool:
+        """Whether a rival may be about to bind, which has unlinked our socket before: one that we make now would make
+        it fail."""
+        now = boottime_usec()
+        if sight is None or sight.kind is not Kind.MISSING or not (found.listening or found.pid):
+            self._taken_at = 0
+            return False
+        self._taken_at = self._taken_at or now
+        return now < self._taken_at + _RIVAL_BINDS_USEC
 
     async def _start(self, backend: Backend, sight: Sight | None) -> None:
         if (
@@ -293,6 +334,8 @@ class Loop:
         """How long nothing has to be looked at (µs), None = until something happens."""
         now = boottime_usec()
         pauses = [_RETIRED_USEC] if self._pids[1] else []
+        if self._taken_at:
+            pauses.append(_MOMENT_USEC)
         if self._enabled and not self._watch.watching:
             pauses.append(_BLIND_USEC)
         match self._decision.state:

@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hostd.linux import small_file
 from hostd.linux.clock import boot_id
 
 if TYPE_CHECKING:
@@ -28,13 +29,14 @@ _LARGEST: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Our listeners: the current one by its file's inode and its socket's number (0: the service manager holds it),
-    and the numbers of those whose helpers finish with their clients."""
+    """Our listeners: the current one by its file's inode, its socket's number (0: the service manager holds it) and its
+    path, and the numbers of those whose helpers finish with their clients."""
 
     backend: str = ""
     inode: Inode | None = None
     number: int = 0
     retired: tuple[int, ...] = ()
+    path: str = ""
 
 
 class Memory:
@@ -46,10 +48,12 @@ class Memory:
         self.known = _known(_read(self._listeners))
 
     def enabled(self, configured: bool) -> bool:
-        """Whether the helper is to run, by the last word."""
+        """Whether the helper is to run, by the last word: a choice that the configuration overrules is forgotten."""
         chosen = _read(self._choice)
         if chosen.get("configured") is configured and isinstance(chosen.get("enabled"), bool):
             return bool(chosen["enabled"])
+        with contextlib.suppress(OSError):  # missing most often; what cannot be removed is overruled by each start
+            os.unlink(self._choice)
         return configured
 
     def choose(self, enabled: bool, configured: bool) -> None:
@@ -61,7 +65,7 @@ class Memory:
         if known != self.known:
             plain = {
                 "version": VERSION, "boot": boot_id(), "backend": known.backend, "inode": known.inode,
-                "number": known.number, "retired": known.retired,
+                "number": known.number, "retired": known.retired, "path": known.path,
             }  # fmt: skip
             _write(self._listeners, plain)
             self.known = known
@@ -70,19 +74,30 @@ class Memory:
 def _known(plain: dict[str, Any]) -> Known:
     if plain.get("boot") != boot_id():
         return Known()
+    match {"path": "", **plain}:
+        case {
+            "backend": str(backend),
+            "inode": None | [int(), int()] as inode,
+            "number": int(number),
+            "retired": [*retired],
+            "path": str(path),
+        } if all(isinstance(each, int) for each in retired) and _is_path(path):
+            return Known(backend, inode and (inode[0], inode[1]), number, tuple(retired), path)
+    log.warning("what was remembered of qemu-pr-helper's listener cannot be used: %r", plain)
+    return Known()
+
+
+def _is_path(text: str) -> bool:
+    """Whether it is one, or empty: a surrogate in it stands for a byte, and there is no NUL."""
     try:
-        inode = plain["inode"] and (int(plain["inode"][0]), int(plain["inode"][1]))
-        return Known(str(plain["backend"]), inode, int(plain["number"]), tuple(map(int, plain["retired"])))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        log.warning("what was remembered of qemu-pr-helper's listener cannot be used: %r", error)
-        return Known()
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            plain = json.loads(file.read(_LARGEST))
+        plain = json.loads(small_file.read(path, _LARGEST))
         if not isinstance(plain, dict) or plain.get("version") != VERSION:
             raise ValueError(f"not of version {VERSION}")  # noqa: TRY301 - one way to tell of all that is wrong
     except FileNotFoundError:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from hostd.core.model import HelperStatus
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hostd.config import PRHelper
-
-log = logging.getLogger(__name__)
 
 #: s: how long a request waits for what it asked for.
 _SETTLE_SECONDS: Final = 10.0
@@ -44,7 +40,7 @@ class Supervisor(Loop):
             restarts=self._restarts,
             last_failure=self._last_failure,
             multipath=str(self._verdict.multipath),
-            clients=sum(clients(pid) for pid in (main, *retired) if pid),
+            clients=sum(clients(pid) or 0 for pid in (main, *retired) if pid),
             owner_pid=self._rival.pid if self._rival is not None else 0,
             why=self._decision.why,
         )
@@ -114,17 +110,15 @@ class Supervisor(Loop):
             raise NotEnabled("qemu-pr-helper is disabled; `hostctl pr-helper enable` switches it on")
 
     def reload(self, config: PRHelper) -> None:
-        """A new configuration: its word on `enabled` where that is news, and owner, mode and label. A new path or back
-        end waits for a restart of hostd."""
-        old = self._config
-        if (config.socket, config.backend) != (old.socket, old.backend):
-            log.warning("pr-helper.socket and pr-helper.backend count from the next start of hostd on")
-        self._config = replace(config, socket=old.socket, backend=old.backend)
-        self._upkeep.change(self._config)
+        """A new configuration, all of which counts at once; of `enabled` what is news.
+
+        A listener at an old path is closed, and its helper stays for the clients that it has.
+        """
+        self._next_config = config
         enabled = self._memory.enabled(config.enabled)
         if enabled != self._enabled:
             self._enabled, self._stopped = enabled, False
-            self._backoff.reset()
+        self._backoff.reset()
         self._wake_up()
 
     async def _until(self, condition: Callable[[], bool], seconds: float = _SETTLE_SECONDS) -> bool:

@@ -1,27 +1,28 @@
 """The back end with systemd: hostd-pr-helper.socket holds the listener, hostd-pr-helper.service is the helper.
 
-systemd respawns a helper that dies, in milliseconds and without hostd; hostd looks at what came of it, kills one that
-hangs, and stops both units when there is no use in going on. systemd is asked only when something has changed: a
-helper's death is told by its pidfd, everything else of interest shows at the socket's path.
+The service's shell respawns a helper that dies, in milliseconds and without hostd, and systemd the shell; hostd looks
+at what came of it, kills one that hangs, and stops both units when there is no use in going on. systemd is asked only
+when something has changed: deaths are told by pidfds, everything else of interest shows at the socket's path.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import logging
 import os
-import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from hostd.linux.pidfd import Process
+from hostd.errors import HelperFailed
 from hostd.prhelper import drop_in
 from hostd.prhelper import path as paths
 from hostd.prhelper.agent import SERVICE_UNIT, SOCKET_UNIT
-from hostd.prhelper.backend import Found
+from hostd.prhelper.backend import End, Found
+from hostd.prhelper.helper import Helper
 from hostd.prhelper.link import Agent
-from hostd.prhelper.listener import clients
+from hostd.prhelper.listener import clients, number_of
 from hostd.prhelper.memory import Known
 from hostd.prhelper.path import Kind
+from hostd.prhelper.retired import Retired
+from hostd.prhelper.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from hostd.prhelper.memory import Memory
     from hostd.prhelper.path import Inode
 
+log = logging.getLogger(__name__)
+
 _SYSTEMD_PID = 1
+_INACTIVE: Final = frozenset({"inactive", "failed"})
 
 
 class SystemdBackend:
@@ -52,14 +56,15 @@ class SystemdBackend:
         self._changed = changed
         self._agent = agent or Agent()
         self._drop_in_path = drop_in_path
+        #: What systemd said last; None: it has to be asked.
         self._units: dict[str, Any] | None = None
         #: What was at the path when systemd was asked last.
         self._seen: Inode | None = None
-        self._process: Process | None = None
-        self._ends: list[str] = []
-        self._told = ""
-        self._asked_pid = 0
-        self._starting = False
+        self._service = Service(self._on_service_end)
+        self._helper: Helper | None = None
+        self._ends: list[End] = []
+        known = memory.known if memory.known.backend == self.name else Known()
+        self._retired = Retired(known.retired, self._on_death)
 
     async def trouble(self) -> str:
         """Why this back end is of no use here; "" = it is."""
@@ -70,16 +75,19 @@ class SystemdBackend:
         return ""
 
     async def find(self) -> Found:
-        """What runs now."""
+        """See `Backend`."""
         units = await self._current()
+        if units["socket"] != "active" and units["service"] not in _INACTIVE:
+            # Somebody else stopped the listener: without it nobody reaches the helper.
+            await self.retire()
+            units = await self._current()
+        self._retired.dismiss()
         listening = units["socket"] == "active"
-        if not listening and self._process is not None and not clients(self._process.pid):
-            units = await self._down("stop")
         return Found(
             listening,
             self._memory.known.inode if listening else None,
-            self._process if listening else None,
-            (self._process.pid,) if self._process is not None and not listening else (),
+            self._helper.process if self._helper is not None and listening else None,
+            self._retired.pids,
             os.fsencode(units["program"]),
             int(units["capabilities"]),
         )
@@ -90,6 +98,8 @@ class SystemdBackend:
         if units is None or paths.inode_at(self._path) != self._seen:
             units = await self._do("query")
             self._recognise(units)
+        elif self._helper is None:
+            await self._follow(units)
         return units
 
     def _recognise(self, units: dict[str, Any]) -> None:
@@ -97,103 +107,113 @@ class SystemdBackend:
         if units["socket"] == "active" and paths.inode_at(self._path) != self._memory.known.inode:
             sight = paths.look(self._path)
             if sight.kind is Kind.LIVE and sight.pid == _SYSTEMD_PID:
-                self._memory.remember(Known(self.name, sight.inode))
+                self._remember(sight.inode)
 
-    async def _do(self, what: str, **arguments: bool) -> dict[str, Any]:
+    def _remember(self, inode: Inode | None = None, *, active: bool = True) -> None:
+        retired = self._retired.numbers
+        if active:
+            self._memory.remember(Known(self.name, inode, retired=retired, path=os.fsdecode(self._path)))
+        else:
+            self._memory.remember(Known(self.name, retired=retired) if retired else Known())
+
+    async def _do(self, what: str, **arguments: int) -> dict[str, Any]:
         self._units = None
         self._seen = paths.inode_at(self._path)
         units = await self._agent.ask(what, **arguments)
-        self._follow(units)
+        self._units = units
+        await self._follow(units)
         return units
 
-    def _follow(self, units: dict[str, Any]) -> None:
+    async def _follow(self, units: dict[str, Any]) -> None:
         """Watches the helper that runs now."""
-        pid = int(units["main_pid"])
-        if self._process is not None and (self._process.pid != pid or not self._process.alive()):
-            self._book_end(self._process)
-        if pid and self._process is None:
+        pid = await self._service.helper(int(units["main_pid"]), os.path.basename(units["program"]))
+        if pid and self._helper is None:
             try:
-                self._process = Process.open(pid)
+                self._helper = Helper.find(pid, self._on_death)
             except ProcessLookupError:
-                self._ends.append(f"qemu-pr-helper {pid} ended as soon as it was started")
-                return
-            asyncio.get_running_loop().add_reader(self._process.fd, self._on_death)
-        if self._starting and not pid:
-            self._ends.append(f"{SERVICE_UNIT} did not start: {units['result']}; see `journalctl -u {SERVICE_UNIT}`")
-        self._starting = False
-        self._units = units
+                self._on_service_end(f"qemu-pr-helper {pid} ended as soon as it was started")
 
-    def _on_death(self) -> None:
-        if self._process is not None:
-            self._book_end(self._process)
+    def _on_service_end(self, how: str) -> None:
+        """The shell is gone, or the unit's own process was gone before it could be looked at."""
         self._units = None
+        if how:
+            self._ends.append(End(how))
         self._changed()
 
-    def _book_end(self, process: Process) -> None:
-        end = process.end()
-        asyncio.get_running_loop().remove_reader(process.fd)
-        process.close()
-        self._process = None
-        if process.pid == self._asked_pid:
-            return
-        how = "ended"
-        if end is not None and end.signal > 0:
-            how = f"was killed by signal {end.signal}"
-            with contextlib.suppress(ValueError):
-                how = f"was killed by {signal.Signals(end.signal).name}"
-        elif end is not None and end.status >= 0:
-            how = f"ended with status {end.status}"
-        self._ends.append(self._told or f"qemu-pr-helper {process.pid} {how}")
-        self._told = ""
+    def _on_death(self, helper: Helper) -> None:
+        if helper is self._helper:
+            self._helper = None
+            if not helper.asked:
+                self._ends.append(helper.end)
+        self._retired.discard(helper)
+        self._changed()
 
-    def take_ends(self) -> list[str]:
-        """How helpers ended."""
+    def take_ends(self) -> list[End]:
+        """See `Backend`."""
         ends, self._ends = self._ends, []
         return ends
 
     async def start(self) -> None:
         """See `Backend`."""
         if paths.inode_at(self._path) != self._memory.known.inode and (await self._current())["socket"] == "active":
-            await self.stop()
+            await self.retire()
         changed = drop_in.write(drop_in.text(self._config), self._drop_in_path)
-        self._memory.remember(Known(self.name))
-        self._starting = True
+        self._remember()
         units = await self._do("start", reload=changed)
         if units["socket"] == "active":
             self._seen = paths.inode_at(self._path)
-            self._memory.remember(Known(self.name, self._seen))
+            self._remember(self._seen)
+        if not units["main_pid"]:
+            why = f"{units['result']}; see `journalctl -u {SERVICE_UNIT}`"
+            self._ends.append(End(f"{SERVICE_UNIT} did not start: {why}"))
 
     def end(self, why: str = "") -> None:
         """See `Backend`."""
-        if self._process is None:
-            return
-        self._told = why
-        self._asked_pid = 0 if why else self._process.pid
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process.fd, signal.SIGKILL if why else signal.SIGTERM)
+        if self._helper is not None and why:
+            self._helper.kill(why)
+        elif self._helper is not None:
+            self._helper.ask_to_end()
 
     async def retire(self) -> None:
-        """See `Backend`."""
-        await self._down("retire")
+        """See `Backend`. A helper that has clients goes on in a unit of its own."""
+        await self._current()
+        helper = self._helper
+        number = number_of(helper.pid) if helper is not None and clients(helper.pid) != 0 else 0
+        if helper is None or not number:
+            await self._down()
+            return
+        self._retired.add(helper, number)
+        self._remember(self._memory.known.inode)
+        self._helper = None
+        try:
+            await self._agent.ask("set_apart", pid=helper.pid)
+        except HelperFailed as error:
+            log.warning("the clients of qemu-pr-helper %d have to connect again: %s", helper.pid, error)
+        await self._down()
 
     async def stop(self) -> None:
         """See `Backend`."""
-        await self._down("stop")
+        await self._down()
+        try:
+            await self._retired.end()
+        finally:
+            self._remember(active=False)
 
-    async def _down(self, how: str) -> dict[str, Any]:
-        if self._process is not None:
-            self._asked_pid = self._process.pid
-        units = await self._do(how)
+    async def _down(self) -> None:
+        self._service.forget()
+        if self._helper is not None:
+            self._helper.release()
+            self._helper = None
+        await self._do("stop")
         if self._memory.known.inode is not None:
             paths.remove(self._path, self._memory.known.inode)
         self._seen = paths.inode_at(self._path)
-        self._memory.remember(Known() if how == "stop" else Known(self.name))
-        return units
+        self._remember(active=False)
 
     def detach(self) -> None:
         """See `Backend`."""
-        if self._process is not None:
-            asyncio.get_running_loop().remove_reader(self._process.fd)
-            self._process.close()
-            self._process = None
+        self._service.forget()
+        self._retired.release()
+        if self._helper is not None:
+            self._helper.release()
         self._agent.close()

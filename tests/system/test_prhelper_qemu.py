@@ -88,22 +88,23 @@ class Monitor:
 
 
 async def test_qemu_starts_and_its_monitor_answers_while_helpers_die(home: Home) -> None:
-    async with home.running() as supervisor:
+    async with home.running(interval=0.3) as supervisor:
         with Monitor(home.path) as qemu:
             assert qemu.connected
             await eventually(lambda: supervisor.status.clients == 1, why="QEMU is counted")
             times = []
-            for _ in range(5):
+            for number in range(20):
                 old = supervisor.status.main_pid
-                os.kill(old, signal.SIGKILL)
-                begin = time.monotonic()
-                qemu.call("query-status")
-                times.append(time.monotonic() - begin)
-                await new_helper(supervisor, old)
+                # Dead, stopped until it is found out, or told to end.
+                os.kill(old, (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)[number % 3])
+                while supervisor.status.main_pid in (0, old) or supervisor.status.state != "ready":
+                    begin = time.monotonic()
+                    assert await asyncio.to_thread(lambda: qemu.call("query-pr-managers")[0]["id"]) == "pr0"
+                    times.append(time.monotonic() - begin)
             await supervisor.restart()
             assert qemu.call("query-status")["running"] is False
             print(f"monitor: median {statistics.median(times) * 1e3:.1f} ms, worst {max(times) * 1e3:.1f} ms")
-            assert statistics.median(times) < 1
+            assert max(times) < 1
             with Monitor(home.path) as another:
                 assert another.connected
 

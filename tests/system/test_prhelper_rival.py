@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,10 +31,14 @@ def home() -> Iterator[Home]:
         yield made
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
-async def test_hostd_stands_by_and_takes_over(home: Home, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("how", "pod"),
+    [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGKILL, True)],
+    ids=["killed", "ended", "with its pod"],
+)
+async def test_hostd_stands_by_and_takes_over(home: Home, how: signal.Signals, pod: bool) -> None:
     """SIGKILL leaves a stale socket behind, SIGTERM removes it."""
-    with Rival(home.path) as rival:
+    with Rival(home.path, pod=pod) as rival:
         async with home.running(enable=False) as supervisor:
             await supervisor.enable()
             status = supervisor.status
@@ -44,8 +50,10 @@ async def test_hostd_stands_by_and_takes_over(home: Home, how: signal.Signals) -
                 assert client.works()
             assert os.stat(home.path).st_ino == before
             rival.end(how)
+            gone = time.monotonic()
+            await eventually(lambda: os.path.lexists(home.path) and serves(home.path), why="hostd serves the path")
+            assert time.monotonic() - gone < 1
             await reaches(supervisor, "ready")
-            assert serves(home.path)
             assert attributes(home.path) == (107, 107, 0o660)
             assert supervisor.status.last_failure == ""
 
@@ -115,6 +123,18 @@ async def test_one_that_binds_between_our_look_and_our_bind_is_no_failure(
     finally:
         for rival in rivals:
             rival.close()
+
+
+async def test_one_may_take_its_time_between_unlink_and_bind(home: Home) -> None:
+    """A socket that hostd made anew in between would make it fail, and KubeVirt's container start again and again."""
+    async with home.running() as supervisor:
+        os.unlink(home.path)
+        await asyncio.sleep(0.1)  # it takes that much
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rival:
+            rival.bind(home.path)
+            rival.listen()
+            await reaches(supervisor, "standby")
+        await reaches(supervisor, "ready")
 
 
 async def test_a_disk_that_is_full_is_said_and_tried_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,26 @@ def test_one_that_never_was_ready_gets_one_try_at_once_and_then_doubling_pauses(
     assert pauses[-1] == LONGEST_USEC == max(pauses)
 
 
+def test_one_that_was_killed_is_replaced_at_once_though_it_never_was_ready() -> None:
+    backoff = Backoff()
+    for number in range(50):
+        now = SECOND + number * 1000
+        backoff.died(now, ready_usec=None, killed=True)
+        assert not backoff.waits(now)
+
+
+def test_while_helpers_die_one_that_comes_all_the_same_is_to_go() -> None:
+    backoff = Backoff()
+    backoff.failed(SECOND)
+    assert backoff.waits(SECOND)
+    assert not backoff.ends(SECOND), "a start that failed says nothing of a helper that runs"
+    backoff.reset()
+    for _ in range(3):
+        backoff.died(SECOND, ready_usec=None)
+    assert backoff.ends(SECOND)
+    assert not backoff.ends(backoff.retry_at)
+
+
 def test_deaths_in_a_pause_make_it_no_longer() -> None:
     backoff = Backoff()
     for _ in range(20):

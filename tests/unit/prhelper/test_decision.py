@@ -12,9 +12,9 @@ SERVES = Facts(enabled=True, at=At.OURS, listening=True, running=True, health=He
 
 _BOTH = (True, False)
 EVERYTHING = [
-    Facts(*values[:4], retired=values[4], health=values[5], waiting=values[6], refusal=values[7], failure=values[8],
-          obstacle="in the way" if values[1] is At.OBSTACLE else "")
-    for values in product(_BOTH, At, _BOTH, _BOTH, _BOTH, Health, _BOTH, ("", "no"), ("", "cannot"))
+    Facts(*values[:4], retired=values[4], health=values[5], waiting=values[6] != "", dying=values[6] == "dying",
+          refusal=values[7], failure=values[8], obstacle="in the way" if values[1] is At.OBSTACLE else "")
+    for values in product(_BOTH, At, _BOTH, _BOTH, _BOTH, Health, ("", "waiting", "dying"), ("", "no"), ("", "cannot"))
 ]  # fmt: skip
 
 
@@ -37,9 +37,9 @@ def changed(facts: Facts, **changes: object) -> Facts:
         (SERVES, State.READY, Action.NOTHING),
         (changed(SERVES, failure="cannot"), State.READY, Action.NOTHING),
         (changed(SERVES, waiting=True), State.READY, Action.NOTHING),
+        (changed(SERVES, waiting=True, dying=True), State.BACKING_OFF, Action.STOP),
         (changed(SERVES, refusal="no"), State.REFUSED, Action.STOP),
         (changed(SERVES, health=Health.UNKNOWN), State.STARTING, Action.ASK),
-        (changed(SERVES, health=Health.SILENT), State.UNHEALTHY, Action.ASK),
         (changed(SERVES, health=Health.HUNG), State.UNHEALTHY, Action.KILL),
         (changed(SERVES, at=At.FREE), State.STARTING, Action.RENEW),
         (changed(SERVES, at=At.FREE, failure="cannot"), State.FAILED, Action.RETIRE),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -109,3 +110,11 @@ def test_clients_are_counted(path: bytes, holder: subprocess.Popen[bytes]) -> No
 
 def test_the_dead_have_no_clients() -> None:
     assert clients(2**22 + 1) == 0
+
+
+def test_not_knowing_is_not_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(_: str) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "listdir", no_descriptor)
+    assert clients(os.getpid()) is None

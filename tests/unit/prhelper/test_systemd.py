@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,16 +14,21 @@ from typing import Any
 import pytest
 
 from hostd.config import PRHelper
+from hostd.errors import HelperFailed
 from hostd.prhelper import path as paths
-from hostd.prhelper import systemd
+from hostd.prhelper import retired, service, systemd
+from hostd.prhelper.backend import End
 from hostd.prhelper.link import Agent
 from hostd.prhelper.memory import Known, Memory
 from hostd.prhelper.systemd import SystemdBackend
 from tests.support.wait import eventually
 
+#: As the unit's: starts one helper after the other.
+_SHELL = "while true; do sh -c 'exec sleep 60'; done"
+
 
 class Units(Agent):
-    """Both units as PID 1 would have them; the helper is a process that only sleeps."""
+    """Both units as PID 1 would have them; the helper is a process that only sleeps, by itself or below a shell."""
 
     def __init__(self, path: bytes) -> None:
         super().__init__()
@@ -31,16 +37,22 @@ class Units(Agent):
         self.load = "loaded"
         self.fails = False
         self.listener: socket.socket | None = None
+        self.command = ["sleep", "60"]
         self.helper: subprocess.Popen[bytes] | None = None
+        self.apart: list[int] = []
+        self.no_scopes = False
 
-    async def ask(self, what: str, **arguments: bool) -> dict[str, Any]:
+    async def ask(self, what: str, **arguments: int) -> dict[str, Any]:
         self.asked.append(what + "+reload" * arguments.get("reload", False))
         match what:
             case "start":
                 self.listen()
                 self.respawn()
-            case "retire":
-                self.hang_up()
+            case "set_apart" if self.no_scopes:
+                raise HelperFailed("no scope can be made")
+            case "set_apart":
+                self.apart.append(arguments["pid"])
+                self.helper = None
             case "stop":
                 self.hang_up()
                 self.kill()
@@ -50,7 +62,7 @@ class Units(Agent):
             "service": "active" if self.helper else "inactive",
             "main_pid": self.helper.pid if self.helper else 0,
             "result": "success" if self.helper else "exit-code",
-            "program": "/usr/bin/qemu-pr-helper",
+            "program": "/usr/bin/sleep",
             "capabilities": 7,
         }
 
@@ -67,11 +79,12 @@ class Units(Agent):
 
     def respawn(self) -> None:
         if self.helper is None and not self.fails:
-            self.helper = subprocess.Popen(["sleep", "60"])
+            self.helper = subprocess.Popen(self.command, process_group=0)
 
     def kill(self) -> None:
         if self.helper is not None:
-            self.helper.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.helper.pid, signal.SIGKILL)
             self.helper.wait()
             self.helper = None
 
@@ -121,7 +134,7 @@ async def test_started_it_is_found_without_asking_again(bench: Bench) -> None:
     assert bench.units.helper
     assert found.process.pid == bench.units.helper.pid
     assert found.inode == paths.inode_at(bench.path) == bench.memory.known.inode
-    assert (found.program, found.capabilities) == (b"/usr/bin/qemu-pr-helper", 7)
+    assert (found.program, found.capabilities) == (b"/usr/bin/sleep", 7)
     await bench.backend.find()
     assert bench.units.asked == ["start+reload"]
 
@@ -138,7 +151,7 @@ async def test_a_death_is_told_with_its_signal(bench: Bench) -> None:
     assert found.process.pid != old
     ends = bench.backend.take_ends()
     assert len(ends) == 1
-    assert str(old) in ends[0]
+    assert str(old) in ends[0].words
     assert bench.backend.take_ends() == []
 
 
@@ -157,13 +170,42 @@ async def test_one_that_is_killed_bears_the_reason(bench: Bench) -> None:
     assert bench.units.helper
     assert bench.units.helper.wait() == -signal.SIGKILL
     await eventually(lambda: bench.calls, why="the end was told")
-    assert bench.backend.take_ends() == ["it did not answer"]
+    assert bench.backend.take_ends() == [End("it did not answer")]
+
+
+async def test_a_shells_helpers_are_watched_one_after_the_other(bench: Bench) -> None:
+    bench.units.command = ["sh", "-c", _SHELL]
+    await bench.backend.start()
+    assert bench.units.helper
+    seen: list[int] = []
+    for _ in range(3):
+        helper = (await bench.backend.find()).process
+        assert helper
+        assert helper.pid not in (bench.units.helper.pid, *seen)
+        seen.append(helper.pid)
+        calls = bench.calls
+        os.kill(helper.pid, signal.SIGKILL)
+        await eventually(lambda calls=calls: bench.calls > calls, why="the death was told")  # type: ignore[misc]
+        assert len(bench.backend.take_ends()) == 1
+    assert bench.units.asked == ["start+reload"], "that is no matter for systemd"
+
+
+async def test_a_shell_that_starts_no_helper_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_RESPAWN_SECONDS", 0.2)
+    bench.units.command = ["sh", "-c", "kill -STOP $$"]
+    await bench.backend.start()
+    assert bench.units.helper
+    assert bench.units.helper.wait() == -signal.SIGKILL
+    bench.units.helper, bench.units.command = None, ["sleep", "60"]
+    bench.units.respawn()
+    await eventually(lambda: bench.calls, why="the shell's end was told")
+    assert (await bench.backend.find()).process
 
 
 async def test_a_service_that_does_not_start_is_an_end(bench: Bench) -> None:
     bench.units.fails = True
     await bench.backend.start()
-    assert "hostd-pr-helper.service did not start: exit-code; see `journalctl" in bench.backend.take_ends()[0]
+    assert "hostd-pr-helper.service did not start: exit-code; see `journalctl" in bench.backend.take_ends()[0].words
     found = await bench.backend.find()
     assert found.listening
     assert found.process is None
@@ -189,21 +231,71 @@ async def test_anothers_socket_is_not_taken_for_ours(bench: Bench) -> None:
     assert (await bench.backend.find()).inode != paths.inode_at(bench.path)
 
 
-async def test_retired_it_stays_for_its_clients(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The clients of every helper."""
+    made = [1]
+    monkeypatch.setattr(systemd, "clients", lambda _: len(made))
+    monkeypatch.setattr(retired, "clients", lambda _: len(made))
+    monkeypatch.setattr(systemd, "number_of", lambda _: 4711)
+    return made
+
+
+async def test_retired_it_stays_for_its_clients_whatever_comes_after(bench: Bench, connected: list[int]) -> None:
     await bench.backend.start()
     assert bench.units.helper
-    pid = bench.units.helper.pid
-    connected = 1
-    monkeypatch.setattr(systemd, "clients", lambda _: connected)
+    old = bench.units.helper
     await bench.backend.retire()
+    assert bench.units.apart == [old.pid]
     found = await bench.backend.find()
-    assert (found.listening, found.process, found.retired) == (False, None, (pid,))
+    assert (found.listening, found.process, found.retired) == (False, None, (old.pid,))
     assert not os.path.lexists(bench.path)
-    connected = 0
+    assert bench.memory.known == Known("systemd", retired=(4711,))
+    await bench.backend.start()
     found = await bench.backend.find()
-    assert found.retired == ()
-    assert bench.units.asked[-1] == "stop"
+    assert found.process
+    assert (found.process.pid != old.pid, found.retired) == (True, (old.pid,))
+    connected.clear()
+    await bench.backend.find()
+    assert old.wait() == -signal.SIGTERM
+    await eventually(lambda: bench.calls, why="its end is told")
+    assert (await bench.backend.find()).retired == ()
     assert bench.backend.take_ends() == []
+
+
+async def test_one_that_cannot_be_set_apart_is_given_up(
+    bench: Bench, connected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The path is another's by now, whatever becomes of those who are connected."""
+    bench.units.no_scopes = True
+    await bench.backend.start()
+    await bench.backend.retire()
+    assert "have to connect again: no scope can be made" in caplog.text
+    await eventually(lambda: bench.calls, why="the end is told")
+    found = await bench.backend.find()
+    assert (found.listening, found.retired, bench.backend.take_ends()) == (False, (), [])
+
+
+async def test_retired_without_clients_it_goes(bench: Bench, connected: list[int]) -> None:
+    connected.clear()
+    await bench.backend.start()
+    await bench.backend.retire()
+    assert bench.units.asked[-1] == "stop"
+    assert (await bench.backend.find()).retired == ()
+    assert bench.memory.known == Known()
+
+
+async def test_a_listener_that_somebody_else_stopped_is_no_listener(bench: Bench, connected: list[int]) -> None:
+    await bench.backend.start()
+    assert bench.units.helper
+    old = bench.units.helper
+    bench.units.hang_up()
+    bench.backend._units = None
+    found = await bench.backend.find()
+    assert (found.listening, found.process, found.retired) == (False, None, (old.pid,))
+    assert not os.path.lexists(bench.path)
+    old.kill()
+    old.wait()
 
 
 async def test_stopped_nothing_is_left(bench: Bench) -> None:
