@@ -1,11 +1,11 @@
 """Metrics in Prometheus' text format: what is now, and in the daemon what was counted since its start.
 
     metrics = Metrics(service, workers_hung=lambda: len(pool.hung), helper=lambda: helper.status)
+    metrics.render()                            # for GetMetrics, which `hostctl metrics` asks
     textfile = Textfile(path, metrics)          # for node_exporter's textfile collector
     textfile.start(); …; textfile.close()
 
-`hostctl metrics` renders the same `Snapshot` out of what the bus tells, without the counts. The text is made by the
-prometheus_client library, which is imported only where metrics are wanted.
+The text is made by the prometheus_client library, which is imported only where metrics are wanted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hostd import __version__
 from hostd.core.model import ExitReason, LayerState, State
-from hostd.core.service import Event, LayerBlocked, VMChanged, VMExited, VMReleased, VMRemoved, VMService
+from hostd.core.service import Event, LayerBlocked, VMChanged, VMExited, VMNew, VMReleased, VMRemoved, VMService
 from hostd.errors import NotSupported
 from hostd.kubevirt.targets import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from hostd.core.model import VM
+    from hostd.core.model import VM, Layer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _MODE: Final = 0o644
 
 
 class Helper(Protocol):
-    """What is counted of qemu-pr-helper; the bus's and the client's status have it."""
+    """What is told of qemu-pr-helper."""
 
     @property
     def enabled(self) -> bool: ...  # noqa: D102
@@ -52,38 +52,6 @@ class Helper(Protocol):
     def restarts(self) -> int: ...  # noqa: D102
     @property
     def clients(self) -> int: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """How it is now. `blocked_since`: the death of the VM that is blocked the longest (s since the epoch), or None."""
-
-    version: str
-    mode: str
-    vms: Mapping[str, int]
-    layers: Mapping[tuple[str, str], int]
-    #: Umounts that failed, of layers that are not gone yet.
-    attempts: int
-    blocked_since: float | None
-    unhealthy: tuple[str, ...]
-    helper: Helper | None = None
-
-
-def take(service: VMService, helper: Helper | None) -> Snapshot:
-    """The daemon's own."""
-    vms = list(service.vms())
-    layers = [layer for vm in vms for layer in vm.layers.values()]
-    blocked = [vm.exited_usec / 1e6 for vm in vms if vm.state is State.BLOCKED and vm.exited_usec]
-    return Snapshot(
-        version=__version__,
-        mode=service.mode,
-        vms=Counter(vm.state.value for vm in vms),
-        layers=Counter((layer.target.kind.value, layer.state.value) for layer in layers),
-        attempts=sum(layer.attempts for layer in layers if layer.state is not LayerState.GONE),
-        blocked_since=min(blocked, default=None),
-        unhealthy=tuple(sorted(service.health)),
-        helper=helper,
-    )
 
 
 @dataclass(slots=True)
@@ -135,8 +103,14 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text. Raises NotSupported where the library is missing."""
-        now = take(self._service, self._helper())
-        return render(chain(_now(now), _since_start(self.counts, self._workers_hung())))
+        helper = self._helper()
+        return render(
+            chain(
+                _now(self._service),
+                _of_helper(helper) if helper is not None else (),
+                _since_start(self.counts, self._workers_hung()),
+            )
+        )
 
     def _on_event(self, event: Event) -> None:
         counts = self.counts
@@ -147,12 +121,13 @@ class Metrics:
                 self._on_released(event)
             case LayerBlocked():
                 counts.blocked += 1
-            case VMChanged(vm=vm, fields=fields) if "layers" in fields:
-                self._on_layers(vm)
+            case VMNew(vm=vm):
+                self._attempts[vm.pod_uid] = 0
+            case VMChanged(vm=vm):
+                # Whatever it was: one that fails as the one before leaves the layer as it was told.
+                self._on_attempts(vm)
             case VMRemoved(vm=vm):
                 self._attempts.pop(vm.pod_uid, None)
-            case _:
-                pass
         self.changed()
 
     def _on_released(self, event: VMReleased) -> None:
@@ -164,10 +139,11 @@ class Metrics:
             self.counts.cleanups[bisect.bisect_left(BUCKETS, seconds)] += 1
             self.counts.cleanup_seconds += seconds
 
-    def _on_layers(self, vm: VM) -> None:
-        before, now = self._attempts.get(vm.pod_uid, 0), sum(layer.attempts for layer in vm.layers.values())
+    def _on_attempts(self, vm: VM) -> None:
+        now = sum(layer.attempts for layer in vm.layers.values())
+        # Of a VM that is not new, those until now were an earlier hostd's.
+        self.counts.retries += max(now - self._attempts.get(vm.pod_uid, now), 0)
         self._attempts[vm.pod_uid] = now
-        self.counts.retries += max(now - before, 0)
 
 
 class Textfile:
@@ -249,11 +225,6 @@ def write_whole(path: bytes, data: bytes) -> None:
         raise
 
 
-def render_now(snapshot: Snapshot) -> bytes:
-    """The text of a snapshot alone. Raises NotSupported where the library is missing."""
-    return render(_now(snapshot))
-
-
 def render(families: Iterable[Any]) -> bytes:
     """The text of metric families, which are made here and not before. Raises NotSupported without the library."""
     try:
@@ -273,21 +244,26 @@ def render(families: Iterable[Any]) -> bytes:
     return bytes(generate_latest(registry))
 
 
-def _now(now: Snapshot) -> Iterator[Any]:
-    yield _gauge("hostd_info", "hostd itself, always 1.", ((now.version, now.mode), 1), labels=("version", "mode"))
-    vms = [((state.value,), now.vms.get(state.value, 0)) for state in State]
-    yield _gauge("hostd_vms", "VMs (launcher pods) by state.", *vms, labels=("state",))
-    words = [(kind.value, state.value) for kind in Kind for state in LayerState]
-    layers = [(each, now.layers.get(each, 0)) for each in words]
-    yield _gauge("hostd_layers", "Layers by kind and state.", *layers, labels=("kind", "state"))
-    yield _gauge("hostd_layer_attempts", "Failed umounts of layers that are not gone yet.", ((), now.attempts))
-    if now.blocked_since is not None:
+def _now(service: VMService) -> Iterator[Any]:
+    yield _gauge("hostd_info", "hostd itself, always 1.", ((__version__, service.mode), 1), labels=("version", "mode"))
+    vms = list(service.vms())
+    states = Counter(vm.state for vm in vms)
+    by_state = [((state.value,), states[state]) for state in State]
+    yield _gauge("hostd_vms", "VMs (launcher pods) by state.", *by_state, labels=("state",))
+    yield from _layers([layer for vm in vms for layer in vm.layers.values()])
+    if blocked := [vm.exited_usec for vm in vms if vm.state is State.BLOCKED and vm.exited_usec]:
         doc = "Death of the VM that is blocked the longest."
-        yield _gauge("hostd_blocked_since_timestamp_seconds", doc, ((), now.blocked_since))
-    parts = [((part,), 1) for part in now.unhealthy]
+        yield _gauge("hostd_blocked_since_timestamp_seconds", doc, ((), min(blocked) / 1e6))
+    parts = [((part,), 1) for part in sorted(service.health)]
     yield _gauge("hostd_unhealthy", "1 for each part of hostd that is not well.", *parts, labels=("part",))
-    if now.helper is not None:
-        yield from _of_helper(now.helper)
+
+
+def _layers(layers: Sequence[Layer]) -> Iterator[Any]:
+    number = Counter((layer.target.kind, layer.state) for layer in layers)
+    each = [((kind.value, state.value), number[kind, state]) for kind in Kind for state in LayerState]
+    yield _gauge("hostd_layers", "Layers by kind and state.", *each, labels=("kind", "state"))
+    failed = sum(layer.attempts for layer in layers if layer.state is not LayerState.GONE)
+    yield _gauge("hostd_layer_attempts", "Failed umounts of layers that are not gone yet.", ((), failed))
 
 
 def _of_helper(helper: Helper) -> Iterator[Any]:

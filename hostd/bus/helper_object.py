@@ -20,6 +20,7 @@ SHOWN_BY = {
     "restarts": "NRestarts",
     "last_failure": "LastFailure",
     "multipath": "Multipath",
+    "owner_pid": "OwnerPID",
 }
 _TYPES: dict[type, str] = {bool: "b", int: "x", str: "s"}
 
@@ -100,6 +101,11 @@ class HelperObject(Exported, interface=names.HELPER):
     def multipath(self) -> str:
         """In a word."""
         return sentence(self._status.multipath)
+
+    @getter("OwnerPID")
+    def owner_pid(self) -> int:
+        """Who else has the path."""
+        return self._status.owner_pid
 
     @getter("Clients")
     def clients(self) -> int:

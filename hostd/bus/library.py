@@ -113,7 +113,11 @@ class Message(NamedTuple):
 
 
 def parse(frame: bytes) -> Message:
-    """One whole message. Raises whatever the library raises for what it cannot read."""
+    """One whole message. Raises whatever the library raises for what it cannot read.
+
+    It has to come from a bus, which lets no body through that is not as its signature says (dbus-daemon and dbus-broker
+    look at each): dbus-fast's compiled reader does not look where a message ends, and 5.2.0 dies of a signal.
+    """
     flags = frame[2]
     # Unknown flags are to be ignored, says the specification; dbus-fast 1.84 raises for them.
     known = io.BytesIO(frame[:2] + bytes([flags & 0x7]) + frame[3:])

@@ -38,9 +38,11 @@ class Manager(Exported, interface=names.MANAGER):
         devices: DeviceService | None,
         helper: HelperService | None,
         answers: LongAnswers,
+        metrics: Callable[[], bytes] | None = None,
     ) -> None:
         self._service = service
         self._answers = answers
+        self._metrics = metrics
         #: The configuration was read again, which may have changed what no event tells.
         self.on_reload: Callable[[], None] = lambda: None
         self._devices = devices
@@ -154,6 +156,13 @@ class Manager(Exported, interface=names.MANAGER):
         await self._service.reload()
         self.on_reload()
 
+    @method("GetMetrics")
+    def get_metrics(self) -> str:
+        """Prometheus' text."""
+        if self._metrics is None:
+            raise NotSupported("this hostd counts nothing")
+        return self._metrics().decode()
+
     # Devices
 
     @method("ListDevices")
@@ -202,6 +211,11 @@ class Manager(Exported, interface=names.MANAGER):
     def mode(self) -> str:
         """As configured."""
         return self._service.mode
+
+    @getter("ConfigFiles")
+    def config_files(self) -> list[str]:
+        """As read last."""
+        return [sentence(file) for file in self._service.config_files]
 
     @getter("NVMs")
     def n_vms(self) -> int:

@@ -59,6 +59,7 @@ class BusServer:
         devices: DeviceService | None = None,
         helper: HelperService | None = None,
         log_control: LogControl | None = None,
+        metrics: Callable[[], bytes] | None = None,
         address: str | None = None,
     ) -> None:
         self._service = service
@@ -66,7 +67,7 @@ class BusServer:
         self._helper = helper
         self._address = address
         answers = LongAnswers(service)
-        self._manager = Manager(service, devices, helper, answers)
+        self._manager = Manager(service, devices, helper, answers, metrics)
         self._manager.on_reload = self.refresh
         self._helper_object = HelperObject(helper)
         tree = ObjectTree(

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections import deque
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from hostd.errors import LimitExceeded
@@ -33,6 +34,8 @@ HIGH_WATER = 4 * 1024 * 1024
 GIVE_UP = 64 * 1024 * 1024
 #: The loop's other work (deaths!) gets its turn after this many seconds of reading.
 SLICE = 0.001
+#: Messages that are handed over at once, at most.
+_TOGETHER = 64
 
 
 class Frame(NamedTuple):
@@ -92,6 +95,8 @@ class Stream:
         self._skip = 0
         self._out: deque[_Outgoing] = deque()
         self._writing = False
+        #: What sends all that this turn of the loop has queued.
+        self._flushing: asyncio.Handle | None = None
         self._reading = False
         self._held = False
         self._drained = asyncio.Event()
@@ -187,7 +192,8 @@ class Stream:
     # Writing
 
     def send(self, data: bytes, fds: list[int] | None = None) -> None:
-        """Queues one message and sends what can be sent now. Takes over `fds`: they are closed when sent or lost.
+        """Queues one message. It goes out when what the loop is at now is done, with all that is said until
+        then: umounts come first. Takes over `fds`: they are closed when sent or lost.
 
         Raises ConnectionError when the stream has ended, LimitExceeded when the bus takes nothing any more.
         """
@@ -196,14 +202,16 @@ class Stream:
             raise ConnectionResetError("the connection to the bus has ended")
         self._out.append(_Outgoing(data, fds or []))
         self.queued += len(data)
-        if not self._writing:
-            self._flush()
-        else:
-            self._balance()
+        if not self._writing and not self._flushing:
+            self._flushing = self._loop.call_soon(self._flush)
+        self._balance()
         if self.queued > GIVE_UP:
             self._end(LimitExceeded(f"the bus left {self.queued} bytes of ours untaken"))
 
     def _flush(self) -> None:
+        self._flushing = None
+        if self.closed:
+            return
         try:
             while self._out and self._send_some():
                 pass
@@ -214,18 +222,23 @@ class Stream:
         self._balance()
 
     def _send_some(self) -> bool:
-        first = self._out[0]
+        first, *others = islice(self._out, _TOGETHER)
+        # Descriptors go with the first byte, so a message that has some is the first of its lot.
+        together = [first, *takewhile(lambda one: not one.fds, others)]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", first.fds))] if first.fds else []
         try:
-            sent = self._sock.sendmsg([first.data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            data = [one.data for one in together]
+            sent = self._sock.sendmsg(data, rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             return False
-        # Descriptors go with the first byte.
         close_all(first.fds)
         first.fds = []
         self.queued -= sent
-        first.data = first.data[sent:]
-        if not first.data:
+        for one in together:
+            count = min(sent, len(one.data))
+            one.data, sent = one.data[count:], sent - count
+            if one.data:
+                break
             self._out.popleft()
         return True
 

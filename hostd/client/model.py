@@ -141,6 +141,7 @@ class Status:
     version: str = ""
     features: tuple[str, ...] = ()
     mode: str = ""
+    config_files: tuple[str, ...] = ()
     n_vms: int = 0
     n_layers: int = 0
     n_blocked: int = 0
@@ -159,6 +160,8 @@ class Helper:
     last_failure: str = ""
     multipath: str = ""
     clients: int = 0
+    #: Another live helper that has the path (state standby); 0: none, or it is out of sight.
+    owner_pid: int = 0
 
 
 #: Property on the bus → field. One that is not here is newer than this library, and is left out.
@@ -186,6 +189,7 @@ STATUS_FIELDS = {
     "Version": "version",
     "Features": "features",
     "Mode": "mode",
+    "ConfigFiles": "config_files",
     "NVMs": "n_vms",
     "NLayers": "n_layers",
     "NBlocked": "n_blocked",
@@ -200,6 +204,7 @@ HELPER_FIELDS = {
     "LastFailure": "last_failure",
     "Multipath": "multipath",
     "Clients": "clients",
+    "OwnerPID": "owner_pid",
 }
 #: How a value of the bus becomes the field's; the others are taken as they are.
 _READ: dict[str, Callable[[Any], object]] = {
@@ -207,6 +212,7 @@ _READ: dict[str, Callable[[Any], object]] = {
     "inhibitors": lambda rows: tuple(Inhibitor(*row[:2]) for row in rows),
     "devices": tuple,
     "features": tuple,
+    "config_files": tuple,
     "health": lambda table: tuple(sorted(table.items())),
 }
 

@@ -67,6 +67,11 @@ class Node:
         """Lets hostd read its configuration again. Raises InvalidArgs that names file and key."""
         await self._manager("Reload")
 
+    async def metrics(self) -> str:
+        """Metrics in Prometheus' text format. Raises NotSupported where hostd lacks the library for it."""
+        (text,) = await self._manager("GetMetrics")
+        return str(text)
+
     # VMs
 
     async def list(self, *, state: str = "", namespace: str = "", vmi_uid: str = "") -> builtins.list[VM]:

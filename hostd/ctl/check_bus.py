@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import hostd.client
 from hostd.bus.connection import CallFailed, Connection
 from hostd.client.failures import Unreachable
+from hostd.client.model import Status
 from hostd.ctl.findings import Finding, bad, good, note, warning
-from hostd.ctl.verdict import judge
+from hostd.ctl.verdict import blocked, is_stuck, judge
+from hostd.ctl.words import name_of
 from hostd.errors import HostdError
 
 if TYPE_CHECKING:
@@ -36,6 +38,15 @@ async def check(address: str | None) -> AsyncIterator[Finding]:
         )
 
 
+async def config_files(address: str | None) -> tuple[str, ...] | None:
+    """The files that the hostd on this bus has read its configuration from; None where it does not tell."""
+    try:
+        async with hostd.client.connect(address) as node:
+            return (await node.status()).config_files
+    except HostdError:  # `check` says why
+        return None
+
+
 async def hostd_itself(node: Node) -> AsyncIterator[Finding]:
     """Whether it answers, and what it says of itself."""
     try:
@@ -49,12 +60,10 @@ async def hostd_itself(node: Node) -> AsyncIterator[Finding]:
     yield good("hostd", f"version {status.version} answers, mode {status.mode}, {status.n_vms} VMs")
     for part, trouble in status.health:
         yield bad("hostd", f"{part}: {trouble}", _HEALTH.get(part, "journalctl -x -u hostd"))
-    verdict = judge(status, vms, helper)
-    blocked = [
-        reason for reason in verdict.reasons if verdict.trouble and not reason.startswith(tuple(dict(status.health)))
-    ]
-    for reason in blocked:
-        yield bad("hostd", reason, "`hostctl holders VM` tells who holds a layer and what to do")
+    for vm in filter(is_stuck, vms):
+        yield bad("hostd", blocked(vm), f"`hostctl holders {name_of(vm)}` tells who holds a layer and what to do")
+    for reason in judge(Status(), [], helper).reasons:
+        yield bad("pr-helper", reason, "`hostctl pr-helper` says more")
 
 
 #: What to do about the parts that `Health` names.

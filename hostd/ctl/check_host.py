@@ -11,8 +11,10 @@ from hostd.ctl.findings import Finding, bad, good, note, warning
 from hostd.kubevirt.pod_cgroup import PodCgroups
 from hostd.linux import libc
 from hostd.linux.cgroup import hierarchies
+from hostd.linux.mount_events import MountEvents
 from hostd.linux.mount_table import MountTable, parse
 from hostd.linux.pidfd import Process, identify
+from hostd.linux.statmount import MountRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from hostd.linux.mount_table import Mount
 
 _OPENAT2_SINCE = "5.6"
+_NEWER = "nothing has to be done; a newer kernel has it"
 
 
 def check(host: Host) -> Iterator[Finding]:
@@ -131,7 +134,11 @@ def _pods(pods: PodCgroups) -> Finding:
     if pods.trouble:
         return warning("cgroups", f"not all were looked at: {pods.trouble}", "run as root; or see what fills that tree")
     if not pods.parents():
-        return note("cgroups", "no pod cgroups (kubepods) yet: kubelet has not started a pod since the boot")
+        return note(
+            "cgroups",
+            "no pod cgroups (kubepods) yet: kubelet has not started a pod since the boot",
+            "nothing, unless pods run: then host.cgroup-root is another",
+        )
     if not pods.understood:
         return warning(
             "cgroups",
@@ -155,7 +162,7 @@ def kernel() -> Iterator[Finding]:
     if identity.inode:
         yield good(area, f"{release}: processes have unique numbers (pidfs)")
     else:
-        yield note(area, f"{release}: no pidfs (6.9): processes are told apart by their start time, to 10 ms")
+        yield note(area, f"{release}: no pidfs (6.9): processes are told apart by their start time, to 10 ms", _NEWER)
     if _tells_the_end_of_a_reaped_process():
         yield good(area, "exit statuses of reaped processes are told (PIDFD_GET_INFO)")
     else:
@@ -163,8 +170,10 @@ def kernel() -> Iterator[Finding]:
             area,
             "no exit status of reaped processes (PIDFD_GET_INFO, 6.15): how a VM ended is often `unknown`; "
             "its layers are released all the same",
+            _NEWER,
         )
     yield _openat2()
+    yield _mount_events()
 
 
 def _tells_the_end_of_a_reaped_process() -> bool:
@@ -182,8 +191,25 @@ def _openat2() -> Finding:
         os.close(libc.openat2(root, b".", os.O_PATH | os.O_CLOEXEC, libc.RESOLVE_BENEATH))
     except OSError as error:
         if error.errno == errno.ENOSYS:
-            return note("kernel", f"no openat2 ({_OPENAT2_SINCE}): paths are walked part by part, which is slower")
-        return note("kernel", f"openat2 fails here: {error.strerror}; a seccomp filter?")
+            return note(
+                "kernel", f"no openat2 ({_OPENAT2_SINCE}): paths are walked part by part, which is slower", _NEWER
+            )
+        return note("kernel", f"openat2 fails here: {error.strerror}", "see whether a seccomp filter forbids it")
     finally:
         os.close(root)
     return good("kernel", "paths are walked by the kernel itself (openat2)")
+
+
+def _mount_events() -> Finding:
+    try:
+        with MountRows("/proc/self/ns/mnt") as rows, MountEvents(rows.fileno()):
+            return good("kernel", "it is told which mounts change (mount events)")
+    except PermissionError as error:
+        return note("kernel", f"whether mount events can be had cannot be told: {error.strerror}", "run it as root")
+    except OSError:
+        return note(
+            "kernel",
+            "no mount events (6.15): the mount table is read whole after changes, which costs more the more mounts "
+            "the node has",
+            _NEWER,
+        )

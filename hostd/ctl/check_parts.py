@@ -15,7 +15,7 @@ from hostd.errors import ConfigError
 from hostd.prhelper import preflight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hostd.config import Config
 
@@ -25,15 +25,35 @@ _ASKED = ("LoadState", "ActiveState", "Result", "NRestarts", "FileDescriptorStor
 _PATIENCE = 5.0
 
 
-def configured(file: str | None) -> tuple[Config, Finding]:
-    """The configuration, or the defaults where it cannot be used."""
+def configured(file: str | None, running: Sequence[str] | None = None) -> tuple[Config, Finding]:
+    """The configuration, or the defaults where it cannot be used.
+
+    `file`: what somebody named; `running`: the files that hostd has read, None where it does not tell.
+    """
+    area = "configuration"
     try:
-        found = configuration.load(file)
+        found = configuration.load(file or _of_its_own(running))
     except ConfigError as error:
-        return configuration.Config(), bad(
-            "configuration", str(error), "hostd(8) does not start with it; mend the file"
+        return configuration.Config(), bad(area, str(error), "hostd(8) does not start with it; mend the file")
+    if running is not None and tuple(running) != found.sources:
+        return found, warning(
+            area,
+            f"hostd runs with {_listed(running)}, and would read {_listed(found.sources)} now",
+            "systemctl reload hostd (or restart it, where it was started with --config)",
         )
-    return found, good("configuration", ", ".join(found.sources) or "no file: everything has its default")
+    return found, good(area, _listed(found.sources))
+
+
+def _of_its_own(running: Sequence[str] | None) -> str | None:
+    """The file of a hostd that was started with --config: the only one, and in none of the usual places."""
+    usual = configuration.PLACES
+    if running and len(running) == 1 and running[0] not in usual and os.path.dirname(running[0]) not in usual:
+        return running[0]
+    return None
+
+
+def _listed(files: Sequence[str]) -> str:
+    return ", ".join(files) or "no file: everything has its default"
 
 
 def check(settings: Config) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Declares it and what can be done to a device."""
-    parser = commands.add("devices", run, "List host devices (PCI, mediated, USB) and the VMs that have claimed them.")
+    parser = commands.add("devices", run, "List host devices (PCI, mediated, USB) and who has them.")
     parser.add_argument("--kind", choices=("pci", "mdev", "usb"), help="only devices of this kind")
     parser.add_argument("--claimed", action="store_true", help="only devices that a VM has or claimed")
     below = commands.below(parser)

@@ -8,6 +8,7 @@ from hostd.ctl import check_bus, check_host, check_parts
 from hostd.ctl.findings import Finding, Level
 from hostd.ctl.screen import Cell, Style
 from hostd.ctl.session import FINE, TROUBLE
+from hostd.ctl.words import count
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,17 +27,16 @@ _MARKS = {
 
 def add(commands: Commands) -> None:
     """Declares it."""
-    parser = commands.add_local(
-        "doctor", run, "Check this node, and say what could be better for hostd and what to do."
-    )
+    parser = commands.add_local("doctor", run, "Check this node, and say what could be better and how.")
     parser.add_argument(
-        "--config", metavar="FILE", help="the configuration that hostd is started with (hostd --config)"
+        "--config", metavar="FILE", help="look at this configuration (default: that of the hostd that runs)"
     )
 
 
 async def run(screen: Screen, address: str | None, options: Namespace) -> int:
     """Exit code 3 where something does not work."""
-    settings, first = check_parts.configured(options.config)
+    running = None if options.config else await check_bus.config_files(address)
+    settings, first = check_parts.configured(options.config, running)
     findings = [first, *check_host.check(settings.host), *check_parts.check(settings)]
     findings += [finding async for finding in check_bus.check(address)]
     if screen.as_json:
@@ -55,4 +55,4 @@ def show(screen: Screen, findings: Sequence[Finding]) -> None:
     bad = sum(finding.level is Level.BAD for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
     screen.line()
-    screen.line(f"{len(findings)} findings: {bad} bad, {warnings} warnings.")
+    screen.line(f"{count(len(findings), 'finding')}: {bad} bad, {count(warnings, 'warning')}.")

@@ -21,7 +21,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `to_do` is empty where there is nothing to do."""
+    """One thing that was looked at. `to_do` is empty where all is good."""
 
     area: str
     level: Level
@@ -34,7 +34,7 @@ def good(area: str, what: str) -> Finding:
     return Finding(area, Level.GOOD, what)
 
 
-def note(area: str, what: str, to_do: str = "") -> Finding:
+def note(area: str, what: str, to_do: str) -> Finding:
     """Could be better."""
     return Finding(area, Level.NOTE, what, to_do)
 

@@ -55,8 +55,8 @@ def show(screen: Screen, helper: Helper) -> None:
     """One fact a line."""
     meaning = MEANING.get(helper.state, "")
     screen.line("State:     ", state_cell(helper.state), f" - {meaning}" if meaning else "")
-    if helper.state == "standby":
-        screen.line("           `hostctl pr-helper probe` names it.")
+    if helper.owner_pid:
+        screen.line("Rival:     ", f"process {helper.owner_pid}")
     if helper.last_failure:
         screen.line("Failure:   ", helper.last_failure)
     if helper.main_pid:

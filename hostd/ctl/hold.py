@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hostd.core.model import Policy
 from hostd.ctl.names import find_vm
-from hostd.ctl.session import FINE
+from hostd.ctl.session import FINE, WrongUsage
 from hostd.errors import HostdError
 
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ _SIGNALLED = 128
 
 def add(commands: Commands) -> None:
     """Declares it."""
-    parser = commands.add(
-        "hold",
-        run,
-        "Keep the layers of a VM (or of all) from being cleaned up: while COMMAND runs, or until interrupted.",
-    )
+    parser = commands.add("hold", run, "Keep layers mounted while COMMAND runs, or until interrupted.")
     commands.vm(parser, optional=True)
     parser.add_argument("--all", action="store_true", help="all VMs")
     parser.add_argument("--why", default="", metavar="TEXT", help="the reason that others see")
@@ -39,7 +35,8 @@ def add(commands: Commands) -> None:
     how.add_argument("--keep", action="store_true", help="set the VM's policy to keep and return: it lasts until --end")
     how.add_argument("--end", action="store_true", help="set the VM's policy to clean again and return")
     parser.usage = (
-        "hostctl hold [-h] [--json] [--bus ADDRESS] (VM | --all) [--why TEXT] [--keep | --end | -- COMMAND ...]"
+        "hostctl hold [-h] [--json] [--bus ADDRESS] (VM | --all) [--why TEXT]\n"
+        "                    [--keep | --end | -- COMMAND ...]"
     )
     parser.set_defaults(runs_command=True)
 
@@ -47,7 +44,7 @@ def add(commands: Commands) -> None:
 async def run(session: Session, options: Namespace) -> int:
     """The command's exit code, where there is one."""
     if bool(options.vm) == bool(options.all):
-        raise HostdError("name one VM, or say --all")
+        raise WrongUsage("name one VM, or say --all")
     vm = find_vm(await session.node.list(), options.vm) if options.vm else None
     if options.keep or options.end:
         return await _set_policy(session, vm, Policy.KEEP if options.keep else Policy.CLEAN, options)
@@ -67,7 +64,7 @@ async def run(session: Session, options: Namespace) -> int:
 
 async def _set_policy(session: Session, vm: VM | None, policy: Policy, options: Namespace) -> int:
     if vm is None or options.command:
-        raise HostdError("--keep and --end set the policy of one VM, and run nothing")
+        raise WrongUsage("--keep and --end set the policy of one VM, and run nothing")
     await session.node.set_policy(vm.pod_uid, policy)
     if session.screen.as_json:
         session.screen.give(await session.node.get(vm.pod_uid))

@@ -23,7 +23,7 @@ _ALIVE = (State.PENDING, State.RUNNING)
 
 def add(commands: Commands) -> None:
     """Declares it."""
-    parser = commands.add("holders", run, "Tell why a VM's layers are still mounted, who holds them, and what to do.")
+    parser = commands.add("holders", run, "Tell why layers are still mounted, and what to do about it.")
     commands.vm(parser)
     parser.add_argument("layer", nargs="?", metavar="LAYER", help="one layer: its volume, or its target")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Declares it."""
-    parser = commands.add("layers", run, "List the layers of all VMs, or of one, and what became of them.")
+    parser = commands.add("layers", run, "List the layers of VMs, or of one, and what became of them.")
     commands.vm(parser, optional=True)
     parser.add_argument("--state", choices=[state.value for state in LayerState], help="only layers in this state")
     parser.add_argument("--kind", choices=LAYER_KINDS, help="only layers of this kind")
@@ -47,10 +47,12 @@ def show(screen: Screen, layers: Sequence[Layer], vms: Sequence[VM], *, paths: b
         screen.line("No layers.")
         return
     called = {vm.pod_uid: name_of(vm) for vm in vms}
-    headers = ["VM", "LAYER", "KIND", "STATE", "TRIES", *(["TARGET"] if paths else []), ""]
-    screen.table(headers, [_row(layer, called.get(layer.pod_uid, layer.pod_uid), paths=paths) for layer in layers])
+    screen.table(
+        ("VM", "LAYER", "KIND", "STATE", "TRIES", ""),
+        [_row(layer, called.get(layer.pod_uid, layer.pod_uid)) for layer in layers],
+        paths=[layer.target for layer in layers] if paths else None,
+    )
 
 
-def _row(layer: Layer, vm: str, *, paths: bool) -> list[str | Cell]:
-    target = [layer.target] if paths else []
-    return [vm, layer.volume, layer.kind, state_cell(layer.state), str(layer.attempts), *target, layer.error]
+def _row(layer: Layer, vm: str) -> list[str | Cell]:
+    return [vm, layer.volume, layer.kind, state_cell(layer.state), str(layer.attempts), layer.error]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import hostd.client
 from hostd.ctl import parser
 from hostd.ctl.screen import Screen
-from hostd.ctl.session import FAILED, Session
+from hostd.ctl.session import FAILED, USAGE, Session, WrongUsage
 from hostd.errors import HostdError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except BrokenPipeError:
         return _reader_gone()
+    except WrongUsage as error:
+        return _fail(str(error), USAGE)
     except HostdError as error:
         return _fail(str(error))
     except Exception as error:  # noqa: BLE001 - the edge of the program: people get a sentence
@@ -48,9 +50,9 @@ async def _run(options: Namespace) -> int:
         return int(await options.run(Session(node, screen), options))
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = FAILED) -> int:
     print(f"hostctl: {message}", file=sys.stderr)
-    return FAILED
+    return code
 
 
 def _reader_gone() -> int:

@@ -1,66 +1,42 @@
-"""`hostctl metrics`: how it is now, in Prometheus' text format."""
+"""`hostctl metrics`: Prometheus' text, as hostd writes it into the textfile."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hostd.client.model import plain
-from hostd.core.model import State
 from hostd.ctl.session import FINE
-from hostd.metrics import Snapshot, render_now
+from hostd.errors import NotSupported
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
 
-    from hostd.client.model import VM, Helper, Layer, Status
     from hostd.ctl.parser import Commands
     from hostd.ctl.session import Session
 
 
 def add(commands: Commands) -> None:
     """Declares it."""
-    commands.add("metrics", run, "Print metrics in Prometheus' text format: what is now, without what was counted.")
+    commands.add("metrics", run, "Print metrics in Prometheus' text format.")
 
 
 async def run(session: Session, _: Namespace) -> int:
     """Always fine."""
-    node = session.node
-    now = snapshot(await node.status(), await node.list(), await node.layers(), await node.pr_helper.status())
-    if session.screen.as_json:
-        session.screen.give(as_json(now))
-        return FINE
-    session.screen.flush()
-    sys.stdout.buffer.write(render_now(now))
+    text, screen = await session.node.metrics(), session.screen
+    if screen.as_json:
+        screen.give(as_json(text))
+    else:
+        screen.text(text)
     return FINE
 
 
-def snapshot(status: Status, vms: Sequence[VM], layers: Sequence[Layer], helper: Helper) -> Snapshot:
-    """Out of what the bus tells."""
-    blocked = [vm.exited_usec / 1e6 for vm in vms if vm.state == State.BLOCKED and vm.exited_usec]
-    return Snapshot(
-        version=status.version,
-        mode=status.mode,
-        vms=Counter(vm.state for vm in vms),
-        layers=Counter((layer.kind, layer.state) for layer in layers),
-        attempts=sum(layer.attempts for layer in layers if not layer.gone),
-        blocked_since=min(blocked, default=None),
-        unhealthy=tuple(part for part, _ in status.health),
-        helper=helper,
-    )
-
-
-def as_json(now: Snapshot) -> dict[str, object]:
-    """The stable form."""
-    return {
-        "version": now.version,
-        "mode": now.mode,
-        "vms": dict(now.vms),
-        "layers": [{"kind": kind, "state": state, "count": count} for (kind, state), count in now.layers.items()],
-        "attempts": now.attempts,
-        "blocked_since": now.blocked_since,
-        "unhealthy": list(now.unhealthy),
-        "pr_helper": plain(now.helper),
-    }
+def as_json(text: str) -> list[dict[str, Any]]:
+    """The stable form: a sample each, with its labels. Raises NotSupported where the library is missing."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise NotSupported("--json needs the prometheus_client library: install python3-prometheus-client") from None
+    return [
+        {"name": sample.name, "labels": sample.labels, "value": sample.value}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]

@@ -25,7 +25,7 @@ Parts = list["str | Cell"]
 
 def add(commands: Commands) -> None:
     """Declares it."""
-    commands.add("monitor", run, "Follow events until interrupted, also while hostd or the bus restart.")
+    commands.add("monitor", run, "Follow events, also while hostd or the bus restart.")
 
 
 async def run(session: Session, _: Namespace) -> int:

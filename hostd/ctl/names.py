@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from hostd.errors import HostdError, NoSuchVM
@@ -67,5 +68,7 @@ def completions(vms: Sequence[VM]) -> list[str]:
 
 def _similar(vms: Sequence[VM], given: str) -> str:
     word = given.rpartition("/")[2]
-    near = [vm.full_name for vm in vms if word and vm.name and (word in vm.name or vm.name in word)][:5]
-    return f"; perhaps {', '.join(near)}?" if near else ""
+    named = [vm for vm in vms if word and vm.name]
+    alike = get_close_matches(word, {vm.name for vm in named}, n=5)
+    near = [vm.full_name for vm in named if word in vm.full_name or vm.name in word or vm.name in alike]
+    return f"; perhaps {', '.join(near[:5])}?" if near else ""

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from hostd.ctl.session import LocalRun, Run, Session
 
 EPILOG = """\
-A VM is named by its launcher pod's UID or the beginning of it, by namespace/name, by name, or by its VMI's UID.
-Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 something is blocked or unhealthy. hostctl(1) says more.
+A VM is named by its launcher pod's UID or the beginning of it, by
+namespace/name, by name, or by its VMI's UID. Exit codes: 0 fine, 1 failed,
+2 wrong usage, 3 something is blocked or unhealthy. hostctl(1) says more.
 """
 
 
@@ -41,7 +42,7 @@ class Commands:
     @staticmethod
     def below(parser: argparse.ArgumentParser) -> Commands:
         """Commands below a command, which can do without them."""
-        return Commands(parser.add_subparsers(metavar="COMMAND", title="commands"))
+        return Commands(parser.add_subparsers(metavar="[COMMAND]", title="commands"))
 
     @staticmethod
     def vm(parser: argparse.ArgumentParser, *, optional: bool = False, many: bool = False) -> None:

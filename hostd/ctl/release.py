@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hostd.client.model import ReleaseRow, plain
 from hostd.core.model import LayerState, State
 from hostd.ctl.names import find_vms
-from hostd.ctl.session import FAILED, FINE, TROUBLE
+from hostd.ctl.session import FAILED, FINE, TROUBLE, WrongUsage
 from hostd.ctl.words import count, name_of
 from hostd.errors import HostdError
 
@@ -28,7 +28,7 @@ _ALIVE = (State.PENDING, State.RUNNING)
 
 def add(commands: Commands) -> None:
     """Declares them."""
-    parser = commands.add("release", run, "Unmount the layers of VMs that ended, without waiting for their grace.")
+    parser = commands.add("release", run, "Unmount the layers of VMs that ended, whatever their grace.")
     commands.vm(parser, many=True)
     parser.add_argument("--all", action="store_true", help="all VMs that ended and have layers left")
     parser.add_argument("--lazy", action="store_true", help="detach what is busy, where no QEMU is among its holders")
@@ -49,7 +49,7 @@ async def run(session: Session, options: Namespace) -> int:
         [vm for vm in vms if vm.state not in _ALIVE and vm.unreleased] if options.all else find_vms(vms, options.vm)
     )
     if not wanted and not options.all:
-        raise HostdError("which VM? name one or more, or say --all")
+        raise WrongUsage("which VM? name one or more, or say --all")
     if not options.dry_run and not agreed(session.screen, wanted, yes=options.yes):
         return FAILED
     results = await _release(session, wanted, dry_run=options.dry_run, lazy=options.lazy)
@@ -92,7 +92,7 @@ def show(screen: Screen, vms: Sequence[VM], results: Sequence[Result]) -> None:
         screen.line("Nothing to release: no VM that ended has layers left.")
     for vm, result in zip(vms, results, strict=True):
         if isinstance(result, HostdError):
-            screen.line(f"{vm}: {result}")
+            screen.line(f"{name_of(vm)}: {result}")
             continue
         screen.line(f"{vm}: {count(len(result), 'layer')}" + ("" if result else " left, nothing to do"))
         for row in result:
@@ -139,6 +139,7 @@ def show_sweep(screen: Screen, rows: Sequence[SweepRow], vms: Sequence[VM]) -> N
         return
     called = {vm.pod_uid: name_of(vm) for vm in vms}
     screen.table(
-        ("VM", "ACTION", "RESULT", "TARGET"),
-        [[called.get(row.pod_uid, row.pod_uid), row.action, row.result, row.target] for row in rows],
+        ("VM", "ACTION", "RESULT"),
+        [[called.get(row.pod_uid, row.pod_uid), row.action, row.result] for row in rows],
+        paths=[row.target for row in rows],
     )

@@ -71,6 +71,10 @@ class Screen:
         """One line."""
         print("".join(self._painted(_cell(part)) for part in parts), file=self._out)
 
+    def text(self, text: str) -> None:
+        """Lines that hostd made, as they are."""
+        self._out.write(text)
+
     def give(self, value: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
         """A JSON document, readable where a person looks at it."""
         print(json.dumps(plain(value), indent=2 if self.width else None, ensure_ascii=False), file=self._out)
@@ -83,8 +87,16 @@ class Screen:
         """Everything out."""
         self._out.flush()
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> None:
-        """Rows below their headers; where it is wider than the terminal, the widest columns give way."""
+    def table(
+        self, headers: Sequence[str], rows: Sequence[Sequence[str | Cell]], paths: Sequence[str] | None = None
+    ) -> None:
+        """Rows below their headers; where it is wider than the terminal, the widest columns give way.
+
+        `paths`: one for each row, never cut: on a terminal each is a line below its row, else the last column.
+        """
+        if paths is not None and self.width is None:
+            headers, rows = [*headers, "TARGET"], [[*row, path] for row, path in zip(rows, paths, strict=True)]
+        below = paths if paths is not None and self.width is not None else [""] * len(rows)
         cells = [[_cell(part) for part in row] for row in rows]
         widths = [
             max(width_of(header), *(width_of(printable(row[n].text)) for row in cells)) if cells else width_of(header)
@@ -92,8 +104,11 @@ class Screen:
         ]
         if self.width is not None:
             widths = fitted(widths, self.width - len(_GAP) * (len(headers) - 1))
-        for row in [[Cell(header, Style.STRONG) for header in headers], *cells]:
+        self._row([Cell(header, Style.STRONG) for header in headers], widths)
+        for row, path in zip(cells, below, strict=True):
             self._row(row, widths)
+            if path:
+                self.line(f"  {path}")
 
     def ask(self, question: str) -> bool:
         """Whether a person says yes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hostd.errors import HostdError
+
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Awaitable, Callable
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
 
 #: Exit codes. A node problem detector and scripts rely on them.
 FINE, FAILED, USAGE, TROUBLE = 0, 1, 2, 3
+
+
+class WrongUsage(HostdError):
+    """Options that do not go together, as argparse cannot say it."""
 
 
 @dataclass(frozen=True, slots=True)

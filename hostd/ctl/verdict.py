@@ -54,13 +54,13 @@ class Verdict:
 
 def judge(status: Status, vms: Sequence[VM], helper: Helper, devices: Sequence[Device] = ()) -> Verdict:
     """What is true of this node."""
-    blocked, unwell = [_blocked(vm) for vm in vms if is_stuck(vm)], _unwell(status, helper, devices)
+    stuck, unwell = [blocked(vm) for vm in vms if is_stuck(vm)], _unwell(status, helper, devices)
     held = [vm for vm in vms if vm.state == State.HELD or (vm.state == State.EXITED and status.mode == "observe")]
     ending = [vm for vm in vms if vm.state in (State.EXITED, State.CLEANING) and vm not in held]
-    if blocked or unwell:
-        return Verdict(Word.BLOCKED if blocked else Word.UNHEALTHY, (*blocked, *unwell))
+    if stuck or unwell:
+        return Verdict(Word.BLOCKED if stuck else Word.UNHEALTHY, (*stuck, *unwell))
     if ending:
-        return Verdict(Word.CLEANING, tuple(f"{name_of(vm)} is {vm.state}" for vm in ending))
+        return Verdict(Word.CLEANING, tuple(_left(vm) for vm in ending))
     return Verdict(Word.HELD, tuple(_held(vm) for vm in held)) if held else Verdict(Word.CLEAN, ())
 
 
@@ -71,11 +71,16 @@ def is_stuck(vm: VM) -> bool:
     return vm.state == State.BLOCKED or (ended and busy)
 
 
-def _blocked(vm: VM) -> str:
+def blocked(vm: VM) -> str:
+    """Which of its layers do not go, and why."""
     bad = [layer for layer in vm.unreleased if layer.state in (LayerState.BUSY, LayerState.HUNG, LayerState.DETACHED)]
     told = ", ".join(f"{count(number, 'layer')} {state}" for state, number in Counter(e.state for e in bad).items())
     why = "; ".join(dict.fromkeys(each for each in (*(layer.error for layer in bad), vm.error) if each))
-    return f"{name_of(vm)} is blocked" + (f": {told}" if told else "") + (f" ({why})" if why else "")
+    return f"{name_of(vm)}: {', '.join(each for each in (told, why) if each) or vm.state}"
+
+
+def _left(vm: VM) -> str:
+    return f"{name_of(vm)}: {count(len(vm.unreleased), 'layer')} left"
 
 
 def _held(vm: VM) -> str:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hostd.ctl.screen import Cell, Screen
     from hostd.ctl.session import Session
 
+#: Characters of a pod UID on a terminal.
+_SHORT_UID = 8
+
 
 def add(commands: Commands) -> None:
     """Declares them."""
@@ -51,16 +54,19 @@ def show_list(screen: Screen, vms: Sequence[VM], now_usec: int) -> None:
     if not vms:
         screen.line("No VMs.")
         return
-    screen.table(("VM", "STATE", "LAYERS", "QEMU", "SINCE", "POD UID", ""), [_row(vm, now_usec) for vm in vms])
+    # The beginning of a UID is enough to name a VM with; who pipes this somewhere wants all of it.
+    length = _SHORT_UID if screen.width else None
+    headers = ("VM", "STATE", "LAYERS", "QEMU", "SINCE", "POD UID", "")
+    screen.table(headers, [_row(vm, vm.pod_uid[:length], now_usec) for vm in vms])
 
 
-def _row(vm: VM, now_usec: int) -> list[str | Cell]:
+def _row(vm: VM, uid: str, now_usec: int) -> list[str | Cell]:
     since = vm.released_usec or vm.exited_usec or vm.started_usec
     # A process that is gone is nobody to look for.
     pid = str(vm.leader) if vm.leader and vm.state == State.RUNNING else "-"
     note = vm.error or (ending(vm.exit_reason, vm.exit_status, vm.exit_signal) if vm.exited_usec else "")
     layers = str(len(vm.unreleased))
-    return [vm.full_name or "-", state_cell(vm.state), layers, pid, age(since, now_usec), vm.pod_uid, note]
+    return [vm.full_name or "-", state_cell(vm.state), layers, pid, age(since, now_usec), uid, note]
 
 
 async def run_show(session: Session, options: Namespace) -> int:
@@ -82,8 +88,9 @@ def show_vm(screen: Screen, vm: VM) -> None:
     if vm.layers:
         screen.line()
         screen.table(
-            ("LAYER", "KIND", "STATE", "TRIES", "TARGET", ""),
-            [[e.volume, e.kind, state_cell(e.state), str(e.attempts), e.target, e.error] for e in vm.layers],
+            ("LAYER", "KIND", "STATE", "TRIES", ""),
+            [[e.volume, e.kind, state_cell(e.state), str(e.attempts), e.error] for e in vm.layers],
+            paths=[layer.target for layer in vm.layers],
         )
 
 

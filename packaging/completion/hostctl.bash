@@ -9,7 +9,8 @@ _hostctl_layers() {
 }
 
 _hostctl() {
-    local cur prev command sub word i
+    local cur prev word i
+    local -a words=()
     cur=${COMP_WORDS[COMP_CWORD]}
     prev=${COMP_WORDS[COMP_CWORD - 1]}
     COMPREPLY=()
@@ -17,13 +18,12 @@ _hostctl() {
         word=${COMP_WORDS[i]}
         case $word in
         --) return ;;
-        --bus) ((i++)) ;;
+        --bus | --state | -n | --namespace | --kind | --why | --vmi-uid | --config) ((i++)) ;;
         -*) ;;
-        *)
-            if [[ -z $command ]]; then command=$word; elif [[ -z $sub ]]; then sub=$word; fi
-            ;;
+        *) words+=("$word") ;;
         esac
     done
+    local command=${words[0]-} sub=${words[1]-}
 
     case $prev in
     --bus | --why | --vmi-uid | -n | --namespace) return ;;
@@ -85,7 +85,14 @@ _hostctl() {
             COMPREPLY=($(compgen -W "$(_hostctl_vms)" -- "$cur"))
         fi
         ;;
-    devices) [[ -n $sub ]] || COMPREPLY=($(compgen -W "claim release" -- "$cur")) ;;
+    devices)
+        if [[ -z $sub ]]; then
+            COMPREPLY=($(compgen -W "claim release" -- "$cur"))
+        elif ((${#words[@]} == 3)); then
+            # Devices are claimed for namespace/name, whose pod need not be there yet.
+            COMPREPLY=($(compgen -W "$(_hostctl_vms | grep /)" -- "$cur"))
+        fi
+        ;;
     pr-helper) [[ -n $sub ]] || COMPREPLY=($(compgen -W "status enable disable restart probe" -- "$cur")) ;;
     esac
 }

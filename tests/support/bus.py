@@ -27,6 +27,7 @@ from typing import Any, Self
 import pytest
 
 from hostd.bus import names
+from hostd.metrics import Metrics
 from tests.support.fake_service import FakeService
 from tests.support.wait import DEADLINE, eventually, until
 
@@ -299,7 +300,9 @@ async def staged(*vms: Any, policy: str = POLICY_OPEN, more: str = "") -> AsyncI
     """A private bus with a fake service on it."""
     async with private_bus(policy, more) as bus:
         service = FakeService(*vms)
-        async with serving(bus, service):
+        metrics = Metrics(service)
+        metrics.listen()
+        async with serving(bus, service, metrics=metrics.render):
             yield bus, service
         service.close()
 

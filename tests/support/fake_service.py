@@ -63,6 +63,7 @@ class FakeService:
 
     def __init__(self, *vms: VM) -> None:
         self.mode = "enforce"
+        self.config_files: tuple[str, ...] = ("/etc/hostd/hostd.toml",)
         self.health: dict[str, str] = {}
         self.known = {each.pod_uid: each for each in vms}
         self.asked: list[tuple[str, Any]] = []
@@ -172,7 +173,10 @@ class FakeService:
 
     async def holders(self, pod_uid: str, path: bytes) -> list[Holder]:
         self._note("holders", pod_uid, path)
-        return list(self.vm(pod_uid).layers[path].holders)
+        layers = self.vm(pod_uid).layers
+        if path not in layers:
+            raise NotATarget(f"{path!r} is no layer of pod {pod_uid}")
+        return list(layers[path].holders)
 
     async def release(self, pod_uid: str, *, dry_run: bool, lazy: bool) -> list[ReleaseRow]:
         self._note("release", pod_uid, dry_run, lazy)

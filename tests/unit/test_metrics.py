@@ -11,7 +11,7 @@ import pytest
 
 from hostd import __version__, metrics
 from hostd.core.model import Exit, ExitReason, Holder
-from hostd.core.service import VMChanged
+from hostd.core.service import VMChanged, VMNew
 from hostd.errors import NotSupported
 from hostd.metrics import BUCKETS, Metrics, Textfile, write_whole
 from tests.support.fake_service import FakeService, pod_uid, vm
@@ -78,12 +78,15 @@ def test_retries_add_up_over_vms_and_over_what_is_forgotten() -> None:
 
     def tried(uid: str, attempts: int) -> None:
         next(iter(service.known[uid].layers.values())).attempts = attempts
-        service.tell(VMChanged(service.known[uid], frozenset({"layers"})))
+        # What fails again as it did before does not change what is told of the layer.
+        service.tell(VMChanged(service.known[uid], frozenset({"state"})))
 
-    for uid, attempts in ((ONE, 1), (ONE, 3), (TWO, 2), (ONE, 3), (ONE, 0)):
+    service.tell(VMNew(service.known[ONE]))
+    # The other one is of an earlier hostd, which tried twice.
+    for uid, attempts in ((ONE, 1), (ONE, 3), (TWO, 2), (TWO, 4), (ONE, 3), (ONE, 0)):
         tried(uid, attempts)
     assert counted.counts.retries == 5
-    assert samples(counted.render())["hostd_layer_attempts"] == 2
+    assert samples(counted.render())["hostd_layer_attempts"] == 4
     service.remove(ONE)
     assert counted.counts.retries == 5
     assert set(counted._attempts) == {TWO}

@@ -61,7 +61,7 @@ def test_every_member_of_the_design() -> None:
     assert found[names.MANAGER].methods.keys() == {
         *("RegisterVM", "UnregisterVM", "GetVM", "GetVMByPID", "GetVMsByVMI", "ListVMs", "ListVMsEx", "TrackLayer"),
         *("ListLayers", "ListHolders", "Release", "Sweep", "Inhibit", "ListDevices", "ClaimDevice", "ReleaseDevice"),
-        "Reload",
+        *("Reload", "GetMetrics"),
     }
     signatures = {name: (each.in_signature, each.out_signature) for name, each in found[names.MANAGER].methods.items()}
     assert signatures["RegisterVM"] == ("sa{sv}", "ob")
@@ -85,6 +85,7 @@ def test_every_member_of_the_design() -> None:
         "Version": "const",
         "Features": "const",
         "Mode": "true",
+        "ConfigFiles": "false",
         "Health": "true",
         "NVMs": "false",
         "NLayers": "false",

@@ -176,6 +176,7 @@ async def test_properties(client: Client, service: FakeService) -> None:
     assert values == {
         "Version": "0.1.0",
         "Mode": "enforce",
+        "ConfigFiles": ["/etc/hostd/hostd.toml"],
         "NVMs": 1,
         "NLayers": 1,
         "NBlocked": 0,

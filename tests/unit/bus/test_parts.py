@@ -124,6 +124,7 @@ async def test_the_helper(parts: Parts) -> None:
         "NRestarts": 2,
         "LastFailure": "",
         "Multipath": "ok",
+        "OwnerPID": 0,
         "Clients": 3,
     }
     await client.call(names.HELPER_PATH, names.HELPER, "Enable")
@@ -142,14 +143,16 @@ async def test_the_helper(parts: Parts) -> None:
 async def test_the_helper_changes(parts: Parts) -> None:
     client, _, helper = parts
     await client.subscribe()
-    helper.status = replace(helper.status, main_pid=45, restarts=3, clients=9)
+    helper.status = replace(helper.status, main_pid=45, restarts=3, clients=9, owner_pid=77)
     helper.listeners[0]()
     helper.listeners[0]()
     await client.call("/", names.PEER, "Ping")
     ((path, body),) = [(each.path, each.body) for each in client.signals]
     assert path == names.HELPER_PATH
     assert body[0] == names.HELPER
-    assert {name: value.value for name, value in body[1].items()} == {"MainPID": 45, "NRestarts": 3}
+    assert {name: value.value for name, value in body[1].items()} == {
+        "MainPID": 45, "NRestarts": 3, "OwnerPID": 77
+    }  # fmt: skip
 
 
 async def test_without_a_helper(client: Client) -> None:

@@ -136,6 +136,7 @@ async def test_descriptors_go_out_once_and_are_closed(peer: Peer) -> None:
     before = open_fds()
     read, write = os.pipe()
     peer.stream.send(frame(1), [write])
+    await peer.stream.drain()
     assert open_fds() == before + 1
     data, fds, _flags, _address = socket.recv_fds(peer.sock, 4096, 4)
     assert data == frame(1)
@@ -143,6 +144,29 @@ async def test_descriptors_go_out_once_and_are_closed(peer: Peer) -> None:
     assert os.read(read, 1) == b"!"
     os.close(read)
     os.close(fds[0])
+
+
+async def test_what_is_said_at_once_goes_out_at_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as few system calls as there are messages with descriptors, which go with their own message."""
+    sent: list[int] = []
+    whole = peer.stream._send_some
+
+    def counted() -> bool:
+        sent.append(len(peer.stream._out))
+        return whole()
+
+    monkeypatch.setattr(peer.stream, "_send_some", counted)
+    read, write = os.pipe()
+    frames = [frame(number) for number in range(1, 8)]
+    for number, each in enumerate(frames):
+        peer.stream.send(each, [write] if number == 4 else None)
+    assert not sent, "nothing stands before the loop's other work"
+    await peer.stream.drain()
+    assert sent == [7, 3]
+    received, fds, _flags, _address = socket.recv_fds(peer.sock, 4096, 4)
+    assert received == b"".join(frames)
+    assert len(fds) == 1
+    stream.close_all([read, *fds])
 
 
 async def test_descriptors_that_were_never_sent_are_closed(peer: Peer) -> None:

@@ -35,7 +35,12 @@ async def test_status(node: Node, service: FakeService) -> None:
     found = await node.status()
     assert (found.mode, found.n_vms, found.n_layers, found.n_blocked) == ("enforce", 2, 4, 0)
     assert found.health == (("state", "cannot be saved"),)
+    assert found.config_files == ("/etc/hostd/hostd.toml",)
     assert node.running
+
+
+async def test_metrics(node: Node) -> None:
+    assert 'hostd_vms{state="running"} 2.0\n' in await node.metrics()
 
 
 async def test_list_and_get(node: Node) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hostd import config
 from hostd.config import Config, Host
 from hostd.ctl import check_bus, check_host, check_parts
 from hostd.ctl.doctor import show
@@ -29,7 +30,7 @@ TABLE = b"""\
 def levels(findings: list[Finding]) -> set[Level]:
     for finding in findings:
         assert finding.what
-        assert finding.to_do or finding.level in (Level.GOOD, Level.NOTE)
+        assert bool(finding.to_do) is (finding.level is not Level.GOOD)
     return {finding.level for finding in findings}
 
 
@@ -82,6 +83,30 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path) -> None:
     settings, found = check_parts.configured(str(file))
     assert found.level is Level.GOOD
     assert "observe" in " ".join(each.what for each in check_parts.check(settings))
+
+
+def test_the_configuration_of_the_hostd_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, own = tmp_path / "usual.toml", tmp_path / "own.toml"
+    own.write_text('[cleanup]\nmode = "observe"\n')
+    drop_ins = tmp_path / "hostd.toml.d"
+    places = (str(usual), str(tmp_path / "none.toml"), str(drop_ins))
+    monkeypatch.setattr(config, "PLACES", places)
+    monkeypatch.setattr(config.load, "__defaults__", (None, places))
+    # It was started with --config.
+    settings, found = check_parts.configured(None, [str(own)])
+    assert (settings.cleanup.mode, found.level, found.what) == ("observe", Level.GOOD, str(own))
+    # It was not.
+    _, found = check_parts.configured(None, [])
+    assert (found.level, found.what) == (Level.GOOD, "no file: everything has its default")
+    # A file came since it looked.
+    drop_ins.mkdir()
+    (drop_ins / "50-mine.toml").write_text('[cleanup]\nmode = "observe"\n')
+    settings, found = check_parts.configured(None, [])
+    assert (settings.cleanup.mode, found.level) == ("observe", Level.WARNING)
+    assert "50-mine.toml now" in found.what
+    assert "reload" in found.to_do
+    _, found = check_parts.configured(None, [str(drop_ins / "50-mine.toml")])
+    assert found.level is Level.GOOD
 
 
 ACTIVE = {
@@ -140,7 +165,7 @@ async def test_the_bus_and_hostd() -> None:
         service.block(pod_uid(1), "busy")
         found = [each async for each in check_bus.check(bus.address)]
         said = [each.what for each in found if each.level is Level.BAD]
-        assert said == ["workers: 1 hangs", "shop/vm1 is blocked: 1 layer busy (busy)"]
+        assert said == ["workers: 1 hangs", "shop/vm1: 1 layer busy, busy"]
 
 
 async def test_a_bus_without_hostd_and_no_bus(tmp_path: Path) -> None:

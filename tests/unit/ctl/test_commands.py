@@ -63,11 +63,11 @@ async def test_status_of_a_blocked_node(hostctl: Hostctl) -> None:
     code, out = await hostctl("status")
     assert code == 3
     assert out.startswith("This node is blocked")
-    assert "shop/vm2 is blocked: 1 layer busy (held by cat[42] (open))" in out
+    assert "shop/vm2: 1 layer busy, held by cat[42] (open)" in out
     assert "`hostctl holders shop/vm2` tells" in out
     assert "Health:    all is well" in out
     code, out = await hostctl("status", "--short")
-    assert (code, out) == (3, "blocked: shop/vm2 is blocked: 1 layer busy (held by cat[42] (open))\n")
+    assert (code, out) == (3, "blocked: shop/vm2: 1 layer busy, held by cat[42] (open)\n")
     data = await hostctl.json("status")
     assert (data["clean"], data["state"], data["vms"]) == (False, "blocked", {"running": 1, "blocked": 1})
     assert data["hostd"]["n_blocked"] == 1
@@ -258,14 +258,17 @@ async def test_devices_and_helper(hostctl: Hostctl) -> None:
             await hostctl("pr-helper", word)
 
 
-async def test_metrics(hostctl: Hostctl, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert (await hostctl("metrics"))[0] == 0
-    out = capfdbinary.readouterr().out.decode()
+async def test_metrics(hostctl: Hostctl) -> None:
+    code, out = await hostctl("metrics")
+    assert code == 0
     assert 'hostd_vms{state="blocked"} 1.0' in out
     assert 'hostd_layers{kind="containerdisk",state="busy"} 1.0' in out
     assert "hostd_blocked_since_timestamp_seconds 1.700000001e+09" in out
+    assert 'hostd_vm_exits_total{reason="signal"} 1.0' in out
+    assert "hostd_layers_blocked_total 1.0" in out
+    assert 'hostd_cleanup_seconds_bucket{le="+Inf"} 0.0' in out
     data = await hostctl.json("metrics")
-    assert data["vms"] == {"running": 1, "blocked": 1}
+    assert {"name": "hostd_vms", "labels": {"state": "blocked"}, "value": 1.0} in data
 
 
 async def test_monitor(stage: tuple[PrivateBus, FakeService, Node]) -> None:

@@ -41,6 +41,9 @@ async def test_errors_are_one_sentence(tmp_path: Path) -> None:
             (["show", "nobody"], 1, "no VM nobody"),
             (["show", "0000"], 1, "could be 2 VMs"),
             (["release", "vm1", "--bogus"], 2, "usage"),
+            (["release"], 2, "--all"),
+            (["hold"], 2, "--all"),
+            (["hold", "--all", "--keep"], 2, "--keep"),
             (["devices", "claim", "x", "y"], 1, "hostctl: "),
             (["list", "--bus", f"unix:path={tmp_path}/none"], 1, f"directory: unix:path={tmp_path}/none)"),
             (["list", "--bus", "gibberish"], 1, "the bus cannot be reached"),
@@ -144,5 +147,7 @@ async def test_on_a_terminal_there_is_colour_and_it_fits() -> None:
         assert "\x1b[32mrunning\x1b[0m" in shown
         plain = await on_terminal(bus.address, "list", TERM="xterm", NO_COLOR="1")
         assert "\x1b" not in plain
+        # As much of the UID as names it.
+        assert pod_uid(1)[:8] in plain.split()
         assert all(len(line) <= 60 for line in plain.splitlines())
         assert "\x1b" not in await on_terminal(bus.address, "list", TERM="dumb", NO_COLOR="")

@@ -52,6 +52,12 @@ def test_none_is_meant(given: str) -> None:
         find_vm(ALL, given)
 
 
+@pytest.mark.parametrize("given", ["shop/wab", "webb", "hop", "shop/we"])
+def test_what_looks_alike_is_hinted_at(given: str) -> None:
+    with pytest.raises(NoSuchVM, match=r"perhaps .*shop/web"):
+        find_vm(ALL, given)
+
+
 def test_a_slip_gets_a_hint() -> None:
     with pytest.raises(NoSuchVM, match="perhaps shop/db, test/db"):
         find_vm(ALL, "default/db2")

@@ -1,4 +1,4 @@
-"""The command line; the man page and the completions are held against it."""
+"""The command line; the man page is held against it."""
 
 from __future__ import annotations
 
@@ -73,53 +73,6 @@ def test_the_man_page_has_the_choices_of_each_option(name: str) -> None:
                 assert re.search(rf"(?<![\w-]){choice}(?![\w-])", text), f"{name} {action.dest}: {choice}"
 
 
-@pytest.mark.parametrize("file", ["hostctl.bash", "_hostctl", "hostctl.fish"])
-def test_the_completions_know_every_command_option_and_choice(file: str) -> None:
-    text = (PACKAGING / "completion" / file).read_text()
-    for name, parser in COMMANDS.items():
-        for word in name.split():
-            assert re.search(rf"(?<![\w-]){word}(?![\w-])", text), f"{file} does not know {name}"
-        for option in options_of(parser):
-            wanted = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
-            assert (wanted if file.endswith("fish") else option) in text, f"{file} does not know {name} {option}"
-        for action in parser._actions:
-            for choice in action.choices or ():
-                assert str(choice) in text, f"{file} does not know {name} … {choice}"
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (["hostctl", "st"], {"status"}),
-        (["hostctl", "--json", "li"], {"list"}),
-        (["hostctl", "release", "--d"], {"--dry-run"}),
-        (["hostctl", "list", "--state", "bl"], {"blocked"}),
-        (["hostctl", "layers", "--state", "b"], {"busy"}),
-        (["hostctl", "devices", "--kind", "p"], {"pci"}),
-        (["hostctl", "pr-helper", "en"], {"enable"}),
-        (["hostctl", "devices", "claim", "--v"], {"--vmi-uid"}),
-        (["hostctl", "show", "shop"], {"shop/db", "shop/web"}),
-        (["hostctl", "holders", "shop/db", "d"], {"data"}),
-        (["hostctl", "hold", "shop/db", "--", "l"], set()),
-    ],
-)
-def test_bash_offers(words: list[str], offered: set[str], tmp_path: Path) -> None:
-    fake = tmp_path / "hostctl"
-    fake.write_text(
-        '#!/bin/sh\ncase "$1" in list) printf "shop/db\\nshop/web\\ntest/db\\n";;'
-        ' layers) echo \'[{"volume": "data"}, {"volume": "os"}]\';; esac\n'
-    )
-    fake.chmod(0o755)
-    script = f"""
-        PATH={tmp_path}:$PATH; . {PACKAGING}/completion/hostctl.bash
-        COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
-        _hostctl; printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert set(done.stdout.split()) == offered
-
-
 def test_the_man_page_is_clean() -> None:
     if shutil.which("groff") is None:
         pytest.skip("groff is not installed")
@@ -161,6 +114,18 @@ def test_wrong_usage_is_2(line: list[str], capsys: pytest.CaptureFixture[str]) -
         parse(line)
     assert raised.value.code == 2
     assert "usage: hostctl" in capsys.readouterr().err
+
+
+def test_the_help_fits_a_terminal_a_command_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = build().format_help().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines[lines.index("commands:") + 2 :][: len(below(build()))]} == set(
+        below(build())
+    )
+    for parser in COMMANDS.values():
+        # Choices are words that cannot be broken.
+        assert max(len(line) for line in parser.format_help().splitlines() if "{" not in line) <= 80
 
 
 def test_every_command_has_a_sentence_and_a_way_to_run() -> None:

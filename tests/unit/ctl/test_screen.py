@@ -40,6 +40,16 @@ def test_a_table_fits_its_terminal() -> None:
     assert "…" in lines[1]
 
 
+def test_a_path_is_never_cut() -> None:
+    long = "/var/lib/kubelet/pods/" + "x" * 80 + "/disk_0.img"
+    screen, out = shown(40)
+    screen.table(("VM", "STATE"), [["shop/db", "busy"], ["shop/web", "gone"]], paths=[long, "/short"])
+    assert out.getvalue() == f"VM        STATE\nshop/db   busy\n  {long}\nshop/web  gone\n  /short\n"
+    screen, out = shown(None)
+    screen.table(("VM",), [["shop/db"]], paths=[long])
+    assert out.getvalue().splitlines()[1] == f"shop/db  {long}"
+
+
 def test_nobody_looks_so_nothing_is_cut() -> None:
     screen, out = shown(None)
     screen.table(("A",), [["x" * 500]])

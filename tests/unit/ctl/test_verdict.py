@@ -63,9 +63,11 @@ def test_another_device_than_the_one_that_was_claimed_is_trouble() -> None:
 
 def test_reasons_say_who_and_why() -> None:
     blocked = vm("blocked", "busy", "busy", "gone", error="a reason")
-    assert judge(GOOD, [blocked], Helper()).reasons == ("shop/db is blocked: 2 layers busy (a reason)",)
+    assert judge(GOOD, [blocked], Helper()).reasons == ("shop/db: 2 layers busy, a reason",)
     again = vm("blocked", "gone", error="mounted again")
-    assert judge(GOOD, [again], Helper()).reasons == ("shop/db is blocked (mounted again)",)
+    assert judge(GOOD, [again], Helper()).reasons == ("shop/db: mounted again",)
+    ending = vm("cleaning", "mounted", "gone")
+    assert judge(GOOD, [ending], Helper()).reasons == ("shop/db: 1 layer left",)
     held = vm("held", "mounted", inhibitors=(Inhibitor("me", "looks"),))
     assert judge(GOOD, [held], Helper()).reasons == ("shop/db: me: looks",)
 
