@@ -40,7 +40,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/node/run", description=__doc__)
     parser.add_argument("--results", default=str(CACHE / "results"), help="where journal, console and results go")
-    parser.add_argument("--seconds", type=float, default=900, help="give up after this time, all included")
+    parser.add_argument("--seconds", type=float, default=1500, help="give up after this time, all included")
     parser.add_argument("--select", default="", metavar="EXPRESSION", help="only these checks (pytest's -k)")
     return parser.parse_args()
 
@@ -48,9 +48,9 @@ def _options() -> argparse.Namespace:
 def _inputs(scratch: Path, select: str) -> Path:
     """The archive that goes in: packages, checks, and the helpers that they share with the other tests."""
     packages = scratch / "packages"
-    for version in ((), ("--version", OLDER)):
-        subprocess.run([ROOT / "packaging" / "build-deb", "--output", packages, *version], check=True,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+    for options in (("--lint",), ("--version", OLDER)):
+        subprocess.run([ROOT / "packaging" / "build-deb", "--output", packages, *options], check=True,
+                       stdout=sys.stderr)  # fmt: skip
     configuration = scratch / "pytest.ini"
     select_line = f"addopts = -k '{select}'\n" if select else ""
     configuration.write_text(f"[pytest]\nxfail_strict = true\npythonpath = .\n{select_line}")
@@ -58,6 +58,7 @@ def _inputs(scratch: Path, select: str) -> Path:
     machine.pack(archive, {
         "start": HERE / "start", "pytest.ini": configuration, "packages": packages,
         "tests/node/checks": HERE / "checks", "tests/support": ROOT / "tests" / "support",
+        "docs": ROOT / "docs", "README.md": ROOT / "README.md",
     })  # fmt: skip
     return archive
 

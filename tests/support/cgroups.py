@@ -183,6 +183,42 @@ class Uninterruptible:
         self.end()
 
 
+class Frozen:
+    """Keeps a process from running while it looks as if it slept: a hang. SIGKILL ends it, and the end of this does.
+
+    The freezer of version 2 does that. Raises Unavailable.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._top = os.path.join(unified_mount(), f"hostd-test-{os.getpid()}-{secrets.token_hex(3)}")
+        os.mkdir(self._top)
+        self._write("cgroup.procs", str(pid))
+        self._write("cgroup.freeze", "1")
+        until(self._frozen, why=f"process {pid} is frozen")
+
+    def _write(self, name: str, text: str) -> None:
+        with open(os.path.join(self._top, name), "w") as file:
+            file.write(text)
+
+    def _frozen(self) -> bool:
+        with open(os.path.join(self._top, "cgroup.events")) as file:
+            return "frozen 1" in file.read()
+
+    def thaw(self) -> None:
+        """Lets it go on."""
+        self._write("cgroup.freeze", "0")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in _processes(self._top):
+            _end(pid)
+        _remove(self._top)
+
+
 def _processes(top: str) -> list[int]:
     found: list[int] = []
     for directory, _, _ in os.walk(top):

@@ -14,10 +14,12 @@ What hostd must keep over its life (state, bus, configuration) lies on a tmpfs o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -35,6 +37,9 @@ NAME = "io.kubevirt.hostd1"
 MANAGER = "/io/kubevirt/hostd1"
 MANAGER_INTERFACE = "io.kubevirt.hostd1.Manager"
 VM_INTERFACE = "io.kubevirt.hostd1.VM"
+
+#: _IOW(0x94, 14, struct btrfs_ioctl_vol_args)
+_BTRFS_SUBVOL_CREATE = 0x5000_940E
 
 Settings = Mapping[str, Mapping[str, object]]
 
@@ -152,7 +157,7 @@ class Node:
         return made
 
     def image(self, kind: str = "overlay", path: bytes = b"/disk/downloaded", content: bytes = b"") -> bytes:
-        """A new container's root file system of this kind (overlay, ext4, tmpfs) with one file; the file's path."""
+        """A new container's root file system (overlay, ext4, tmpfs, btrfs) with one file; the file's path."""
         self._images += 1
         top = self.namespace.base + b"/containers/%d" % self._images
         root = self._file_system(kind, top)
@@ -173,6 +178,8 @@ class Node:
         root = self.namespace.mkdir(top)
         if kind == "ext4":
             self._ext4(root)
+        elif kind == "btrfs":
+            return self._btrfs(root)
         else:
             self.namespace.call(mount, b"pvc", root, kind.encode())
         return root
@@ -184,6 +191,16 @@ class Node:
         options = b"lowerdir=%s,upperdir=%s,workdir=%s" % (lower, upper, work)
         self.namespace.call(mount, b"overlay", merged, b"overlay", 0, options)
         return merged
+
+    def _btrfs(self, root: bytes) -> bytes:
+        """A subvolume of a btrfs on a loop device: its files' st_dev is not the device of the mount table."""
+        image = root + b".btrfs"
+        self.namespace.write(image)
+        os.truncate(self.outside(image), 128 << 20)
+        self.namespace.run(["mkfs.btrfs", "-q", image])
+        self.namespace.run(["mount", "-o", "loop", image, root])
+        self.namespace.call(_make_subvolume, root, b"volume")
+        return root + b"/volume"
 
     def _ext4(self, root: bytes) -> None:
         """An ext4 on a loop device, which detaches itself at the last umount."""
@@ -264,6 +281,12 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _make_subvolume(top: bytes, name: bytes) -> None:
+    fd = os.open(top, os.O_RDONLY)
+    fcntl.ioctl(fd, _BTRFS_SUBVOL_CREATE, bytearray(struct.pack("=q4088s", 0, name)))
+    os.close(fd)
 
 
 def toml(settings: Settings) -> str:

@@ -5,7 +5,8 @@ A document is played from its beginning on a node of its own. Its blocks:
     ```console  `$ ` or `# ` (root's) before a command, its output below. `…` stands for anything, on a line of its own
                 for any lines. Process ids, times, sizes and UIDs may differ, the words may not.
     ```log      lines of hostd's log
-    ```sh       commands that change a machine: another test runs each (RUN_ELSEWHERE says which)
+    ```sh       commands that change a machine, or that end when they are told to: another test reads them out of the
+                page and runs them, most of them on the node test's node
 
 A comment `<!-- scene: NAME -->` before a block brings the node where the text is; see SCENES.
 """
@@ -16,8 +17,9 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
+import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,67 +28,23 @@ import pytest
 
 from hostd.ctl import parser
 from hostd.log import Message
-from tests.support.daemon import TREE
+from tests.support.bus import PrivateBus
+from tests.support.devices import NULL, ZERO, SysfsTree
+from tests.support.documents import ROOT, Block, blocks, documents, shown
+from tests.support.mountns import MS_BIND, MS_REC
 from tests.support.node import MANAGER_INTERFACE, NAME, VM_INTERFACE, Node
+from tests.support.pod import Pod
+from tests.support.programs import with_programs
 from tests.support.qemu import FakeQemu
-from tests.support.wait import until
+from tests.support.wait import DEADLINE, until
 
-ROOT = Path(TREE)
-DOCUMENTS = (
-    "README.md",
-    "docs/operating.md",
-    "docs/how-it-works.md",
-    "docs/security.md",
-    "docs/comparison.md",
-)
+DOCUMENTS = documents()
 #: The pod of which the documents tell.
 POD_UID = "6f1d8f2e-0c5a-4b6e-9d53-2f1f0d3c1a77"
 KUBELET = "/var/lib/kubelet"
 
-#: Commands that cannot run beside other tests: the file that runs each, and how that has it.
-RUN_ELSEWHERE = {
-    "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/my-bus hostd --config my-hostd.toml": (
-        "tests/support/daemon.py",
-        '"DBUS_SYSTEM_BUS_ADDRESS": bus_address',
-    ),
-    "make demo": ("Makefile", "-m tests.demo"),
-    "make test": (".ci/run", "make test"),
-    "systemctl status hostd": ("tests/node/checks/boot1/test_40_story.py", '"systemctl", "status"'),
-    "systemctl restart hostd": ("tests/node/checks/boot1/test_40_story.py", '"systemctl", "restart", "hostd.service"'),
-    "journalctl -x -u hostd": ("tests/node/start", "journalctl --no-pager -x -u hostd.service"),
-    "apt remove hostd": ("tests/node/checks/boot2/test_90_removal.py", '"apt-get", "remove"'),
-}
 
-
-# -- what stands in a document
-
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block: `scene` is empty where the node stays as it is."""
-
-    kind: str
-    text: str
-    line: int
-    scene: str
-
-
-def blocks(document: str) -> list[Block]:
-    """All fenced blocks of a document."""
-    found: list[Block] = []
-    scene = ""
-    lines = (ROOT / document).read_text("utf-8").splitlines()
-    start = kind = None
-    for number, line in enumerate(lines, 1):
-        if start is None and (said := re.fullmatch(r"<!-- scene: ([a-z ]+) -->", line)):
-            scene = said[1]
-        elif start is None and (fence := re.fullmatch(r"```([a-z]*)", line)):
-            start, kind = number, fence[1]
-        elif start is not None and line == "```":
-            found.append(Block(kind or "", "\n".join(lines[start : number - 1]), start, scene))
-            start, scene = None, ""
-    assert start is None, f"{document}: the block in line {start} has no end"
-    return found
+# -- commands
 
 
 @dataclass(frozen=True)
@@ -117,7 +75,7 @@ def commands(block: Block) -> list[Command]:
 #: What tells that a command ends with something else than 0, and with what.
 _STATUSES = (
     (r"^Call failed: ", 1),
-    (r"^\S+ \([0-9a-f-]{36}\): .* is alive: ", 1),
+    (r"^\S+: pod [0-9a-f-]{36} is alive: ", 1),
     (r"^This node is (blocked|unhealthy)", 3),
     (r" is busy: held by |: detached: ", 3),
 )
@@ -136,6 +94,7 @@ class Stage:
 
     def __init__(self, tmp_path: Path) -> None:
         self._programs = tmp_path / "bin"
+        self._programs.mkdir()
         self._holder: subprocess.Popen[bytes] | None = None
         self._said: list[str] = []
         self._build()
@@ -148,7 +107,7 @@ class Stage:
             self.volume = self.pod.hotplug_file("data")
             self.pod.write_records()
             self.qemu = self.pod.qemu(FakeQemu)
-            write_programs(self._programs, self.node.configuration)
+            self._path = with_programs(self._programs, self.node.configuration)
         except BaseException:
             self.node.close()
             raise
@@ -192,6 +151,19 @@ class Stage:
         self.until_state("blocked")
         until(lambda: "held by" in str(self.node.call("ListLayers", "a{sv}", "0")), why="the holder is named")
 
+    def devices(self) -> None:
+        """On a node of its own: a VM that runs has a GPU open, and there is a USB stick."""
+        self.close()
+        self.node = Node()
+        host_devices(self._path_of("sys"), self.node)
+        self.pod = self.node.pod(name="web", namespace="shop", uid=POD_UID)
+        self._path = with_programs(self._programs, self.node.configuration)
+        self.qemu = self.pod.qemu(FakeQemu, disks=[gpu_file(self.node, self.pod)])
+        self.running()
+
+    def _path_of(self, name: str) -> Path:
+        return self._programs.parent / name
+
     def free(self) -> None:
         """Whoever had it open has closed it."""
         if self._holder is not None:
@@ -215,9 +187,9 @@ class Stage:
             self._said.append(command)
         script = "\n".join([*self._said, command]).replace(KUBELET, os.fsdecode(self.node.kubelet))
         environment = {
-            "PATH": f"{self._programs}:{os.environ['PATH']}",
+            "PATH": self._path,
             "LC_ALL": "C.UTF-8",
-            "PYTHONPATH": TREE,
+            "PYTHONPATH": str(ROOT),
             "DBUS_SYSTEM_BUS_ADDRESS": self.node.bus.address,
         }
         return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=environment)
@@ -233,17 +205,26 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "dies": Stage.dies,
     "held": Stage.held,
     "released": Stage.released,
+    "devices": Stage.devices,
 }
 
 
-def write_programs(directory: Path, configuration: str) -> None:
-    """hostd and hostctl as an installation would have them on PATH, of this tree and on this node's configuration."""
-    directory.mkdir(exist_ok=True)
-    for name, module, more in (("hostd", "hostd.app", f"--config {configuration}"), ("hostctl", "hostd.ctl.main", "")):
-        program = directory / name
-        run = f"{sys.executable} -P -c 'import sys; from {module} import main; sys.exit(main())'"
-        program.write_text(f'#!/bin/sh\nexec {run} {more} "$@"\n')
-        program.chmod(0o755)
+def host_devices(path: Path, node: Node) -> None:
+    """A GPU and a USB stick in the node's /sys, which is a tree of the test's own but for the cgroups."""
+    tree = SysfsTree(path)
+    tree.pci("0000:3b:00.0", group="12", number=NULL)
+    tree.usb("1-2", number=ZERO)
+    (tree.path / "fs").mkdir()
+    node.namespace.mount(b"/sys/fs", tree.root + b"/fs", flags=MS_BIND | MS_REC)
+    node.namespace.mount(tree.root, b"/sys", flags=MS_BIND | MS_REC)
+
+
+def gpu_file(node: Node, pod: Pod) -> bytes:
+    """The GPU's file as the VM's QEMU sees it."""
+    directory = node.namespace.base + b"/vfio"
+    pod.launcher_namespace.tmpfs(directory)
+    pod.launcher_namespace.call(os.mknod, directory + b"/12", stat.S_IFCHR | 0o666, os.makedev(*NULL))
+    return directory + b"/12"
 
 
 # -- comparing
@@ -336,31 +317,79 @@ def _logged(stage: Stage) -> list[str]:
     return [stage.shape(line.partition(": ")[2]) for line in stage.node.hostd.log().splitlines()]
 
 
+def followed() -> set[tuple[str, str]]:
+    """The pages and headings whose commands some test reads and runs."""
+    sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    return set(re.findall(r'\b(?:shown|follow)\(\s*"(README\.md|docs/[^"]+)", "([^"]+)"', "\n".join(sources)))
+
+
+def test_every_other_command_is_run_by_a_test_that_reads_it_here() -> None:
+    found = {(document, block.heading) for document in DOCUMENTS for block in blocks(document) if block.kind == "sh"}
+    assert found == followed()
+
+
+@pytest.mark.skipif(not os.path.exists("/usr/bin/qemu-pr-helper"), reason="needs qemu-pr-helper")
+def test_the_helper_is_switched_on_and_off_as_its_page_has_it(tmp_path: Path) -> None:
+    with Node() as node:
+        socket = os.path.join(node.directory, "pr/pr-helper.sock")
+        node.configure({"pr-helper": {"backend": "child", "socket": socket}})
+        node.hostd.start()
+        asks = {"PATH": with_programs(tmp_path), "PYTHONPATH": str(ROOT), "DBUS_SYSTEM_BUS_ADDRESS": node.bus.address}
+        for line in shown("docs/pr-helper.md", "qemu-pr-helper, supervised").splitlines():
+            done = subprocess.run(["bash", "-c", line], env=asks, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, ""), line
+            assert os.path.exists(socket) is ("disable" not in line), f"{line}\n{done.stdout}"
+
+
+def test_the_two_commands_and_a_hostd_beside_everything_else(tmp_path: Path) -> None:
+    demo, test, beside = (line.partition("#")[0].strip() for line in shown("README.md", "Two commands").splitlines())
+    assert test in (ROOT / ".ci/run").read_text("utf-8").splitlines(), "that is what this test is run by"
+    done = subprocess.run(demo.split(), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Node() as node:
+        path = with_programs(tmp_path)
+        shutil.copy(node.configuration, tmp_path / "my-hostd.toml")
+        directory = tmp_path / "bus"
+        directory.mkdir()
+        bus = PrivateBus(directory)
+        bus.start_now()
+        line = beside.replace("unix:path=/run/my-bus", bus.address)
+        assert line != beside
+        hostd = subprocess.Popen(
+            ["bash", "-c", f"exec env {line}"], cwd=tmp_path, env={"PATH": path, "PYTHONPATH": str(ROOT)}
+        )
+        try:
+            asks = {"PATH": path, "PYTHONPATH": str(ROOT), "DBUS_SYSTEM_BUS_ADDRESS": bus.address}
+            asked = ["hostctl", "status"]
+            until(lambda: not subprocess.run(asked, env=asks, capture_output=True, check=False).returncode)
+        finally:
+            hostd.terminate()
+            assert hostd.wait(DEADLINE) == 0
+            bus.stop()
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_other_commands_are_run_by_other_tests(document: str) -> None:
-    for block in blocks(document):
-        for line in block.text.splitlines() if block.kind == "sh" else ():
-            command = line.partition(" #")[0].strip()
-            assert command in RUN_ELSEWHERE, f"{document}: nobody runs: {line}"
-
-
-@pytest.mark.parametrize("command", RUN_ELSEWHERE)
-def test_those_other_tests_are_there(command: str) -> None:
-    path, needle = RUN_ELSEWHERE[command]
-    assert needle in (ROOT / path).read_text("utf-8"), f"{path} does not run {command}"
-
-
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/install.md"])
 def test_hostctl_takes_what_the_text_names(document: str) -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for named in re.findall(r"`hostctl ([^`]+)`|^ +hostctl (.+?)(?: +#.*)?$", text, re.MULTILINE):
-        parser.parse(shlex.split("".join(named)))
+    for named in re.findall(r"`hostctl ([^`]+)`", text):
+        parser.parse(shlex.split(named))
+
+
+def test_what_make_is_told_it_knows() -> None:
+    text = "".join((ROOT / document).read_text("utf-8") for document in DOCUMENTS)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_blocks_are_of_a_kind_that_is_checked(document: str) -> None:
-    assert {block.kind for block in blocks(document)} <= {"console", "log", "sh", "text", "toml", "ini"}
+    played, others = {"console", "log"}, {"sh", "text", "toml", "ini", "yaml", "js", "python", "go"}
+    assert {block.kind for block in blocks(document)} <= played | others
     assert {block.scene for block in blocks(document)} <= {"", *SCENES}
+    assert {block.scene for block in blocks(document) if block.kind not in played} <= {""}
+    # Indented blocks would not be looked at.
+    text = re.sub(r"^( *)```.*?^\1```", "", (ROOT / document).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"(?<=\n\n)    \S.*", text)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -396,4 +425,4 @@ def test_names_are_those_of_the_bus() -> None:
     text = "".join((ROOT / document).read_text("utf-8") for document in DOCUMENTS)
     known = {NAME, MANAGER_INTERFACE, VM_INTERFACE}
     for found in re.findall(r"\bio\.kubevirt\.hostd1(?:\.[A-Z]\w+)?\b", text):
-        assert found in known | {f"{NAME}.PRHelper", f"{NAME}.Error"}
+        assert found in known | {f"{NAME}.PRHelper", f"{NAME}.Error", f"{NAME}.Access"}

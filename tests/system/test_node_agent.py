@@ -6,6 +6,7 @@ import configparser
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Self
 import pytest
 
 from tests.support.daemon import TREE
+from tests.support.documents import shown
 from tests.support.node import Node
 from tests.support.pod import Pod
 from tests.support.qemu import FakeQemu
@@ -141,6 +143,22 @@ def test_the_hook_gets_the_facts_and_only_of_a_poweroff(node: Node, agent: Agent
     assert agent.calls.read_text() == f"first {facts}|{facts.replace('shop off', 'shop/off', 1)}\n"
     assert agent.stop() == 0
     assert agent.text() == ""
+
+
+def test_it_runs_as_the_page_shows_it(node: Node, agent: Agent) -> None:
+    """With the paths of the test, and without the half minute."""
+    pod, qemu = vm(node, "off")
+    node.hostd.start()
+    running(node, pod)
+    python, program, *options = shlex.split(shown("docs/agent.md", "A reference agent"))
+    assert (python, program, options[-2], Path(options[-1]).name) == ("python3", PROGRAM.name, "--", "on-poweroff")
+    options[options.index("--after") + 1] = "0.1"
+    options[options.index("--state") + 1] = str(agent.directory / "done.json")
+    agent.start(*options[:-2])
+    power_off(node, pod, qemu)
+    agent.calls_for(pod)
+    assert agent.stop() == 0
+    assert (agent.directory / "done.json").exists()
 
 
 def test_without_a_hook_it_prints_a_line(node: Node, agent: Agent) -> None:

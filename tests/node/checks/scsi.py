@@ -76,6 +76,13 @@ def _disk(portal: Path) -> str:
     return next((f"/dev/{each.name}" for each in blocks.iterdir()), "") if blocks.is_dir() else ""
 
 
+def reservation(what: int, key: int, new: int = 0) -> tuple[bytes, bytes]:
+    """PERSISTENT RESERVE OUT and its parameters."""
+    parameters = struct.pack(">QQ8x", key, new)
+    kind = 0 if what == REGISTER else WRITE_EXCLUSIVE
+    return struct.pack(">BBB2xIx", _OUT, what, kind, len(parameters)), parameters
+
+
 class Helper:
     """One connection to qemu-pr-helper, as QEMU makes it."""
 
@@ -111,10 +118,7 @@ class Helper:
 
     def write(self, disk: str, what: int, key: int, new: int = 0) -> int:
         """PERSISTENT RESERVE OUT, its SCSI status."""
-        parameters = struct.pack(">QQ8x", key, new)
-        kind = 0 if what == REGISTER else WRITE_EXCLUSIVE
-        command = struct.pack(">BBB2xIx", _OUT, what, kind, len(parameters))
-        return self._ask(disk, command, parameters)[0]
+        return self._ask(disk, *reservation(what, key, new))[0]
 
     def attention(self, disk: str) -> bool:
         """Whether the disk has something to tell this initiator (a unit attention), which it is told herewith."""

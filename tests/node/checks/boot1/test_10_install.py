@@ -8,14 +8,26 @@ import stat
 
 import pytest
 
-from tests.node.checks.node import install, prop, run, show, until, versions
+from tests.node.checks.documents import follow
+from tests.node.checks.node import get, install, prop, run, show, until, versions
 
 
 def test_apt_installs_it_without_a_network() -> None:
     """Its dependencies are exactly what the image has: nothing is fetched."""
+    follow("docs/install.md", "Installing hostd")
     install(versions()[0])
     assert run("dpkg-query", "-W", "-f", "${db:Status-Abbrev}", "hostd").stdout.strip() == "ii"
     assert run("dpkg", "--audit").stdout == ""
+
+
+def test_it_only_looks_until_it_is_let() -> None:
+    """As the page has it: a file before the package, which is then removed."""
+    until(lambda: prop("ActiveState") == "active", "hostd.service is active")
+    assert get("Mode") == "observe"
+    (file,) = get("ConfigFiles")[1:]
+    os.unlink(file)
+    run("systemctl", "reload", "hostd")
+    assert get("Mode") == "enforce"
 
 
 def test_python_and_libraries_are_the_distributions() -> None:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.node.checks.documents import follow
 from tests.node.checks.hostd import inhibit, reaches, released
-from tests.node.checks.node import UNIT, get, install, main_pid, prop, run, until, versions
+from tests.node.checks.node import PACKAGES, UNIT, get, main_pid, prop, run, until, versions
 from tests.node.checks.pods import Pod, Qemu, Volume
+
+#: Of the message catalog.
+_VM_EXITED = "eda9e34bc70a44eb972b304983834da7"
 
 
 class Trio:
@@ -70,20 +74,43 @@ def _action(*command: str) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("happens", "same_process"),
     [
-        pytest.param(_action("systemctl", "restart", UNIT), False, id="restart"),
+        pytest.param(lambda: follow("docs/operating.md", "Upgrade, restart"), False, id="restart"),
         pytest.param(_kill9, False, id="kill -9"),
+        pytest.param(_action("systemctl", "daemon-reload"), True, id="daemon-reload"),
         pytest.param(_action("systemctl", "daemon-reexec"), True, id="daemon-reexec"),
         pytest.param(_action("systemctl", "restart", "dbus.service"), True, id="restart of dbus"),
         pytest.param(_action("systemctl", "reload", UNIT), True, id="reload"),
     ],
 )
-def test_living_vms_keep_their_layers(trio: Trio, happens: Callable[[], None], same_process: bool) -> None:
-    pid = main_pid()
+def test_living_vms_keep_their_layers(trio: Trio, happens: Callable[[], object], same_process: bool) -> None:
+    pid, ended = main_pid(), _ended()
     happens()
-    trio.qemus[1].kill()
     until(lambda: prop("ActiveState") == "active" and main_pid(), "hostd is active")
+    assert _ended() == ended, "none before the kill"
+    trio.qemus[1].kill()
     trio.check()
+    until(lambda: _ended() > ended, "it is told")
+    assert _ended() == ended + 1, "and no more than that one"
     assert (main_pid() == pid) is same_process
+
+
+@pytest.mark.parametrize("step", ["+60 minutes", "-2 hours", "+1 hour"], ids=["on", "back", "restored"])
+def test_a_step_of_the_clock_is_nobodys_death(trio: Trio, step: str) -> None:
+    """Start times that were turned into wall-clock time made a living process look like another."""
+    run("systemctl", "stop", UNIT)
+    run("date", "--set", step)
+    run("systemctl", "start", UNIT)
+    for pod in trio.pods:
+        reaches(pod, "running")
+        assert pod.mounted == ["data.img"]
+    trio.qemus[1].kill()
+    trio.check()
+
+
+def _ended() -> int:
+    """How many VMs' ends hostd has told of in this boot."""
+    told = run("journalctl", "--no-pager", "--quiet", "--boot", "--output=cat", f"MESSAGE_ID={_VM_EXITED}").stdout
+    return len(told.splitlines())
 
 
 def test_a_vm_that_dies_while_hostd_is_away_is_cleaned_up_later(trio: Trio) -> None:
@@ -101,7 +128,7 @@ def test_an_upgrade_loses_no_layer_and_no_handle(trio: Trio) -> None:
     handle = inhibit(trio.pods[1], "node", "upgrade")
     trio.qemus[1].kill()
     reaches(trio.pods[1], "held")
-    install(newer)
+    follow("docs/install.md", "Debian and its kin", directory=PACKAGES)
     until(lambda: prop("ActiveState") == "active", "hostd is active")
     until(lambda: get("Version") == newer, f"hostd is {newer}")
     reaches(trio.pods[1], "held")
