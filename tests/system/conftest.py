@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.daemon import Daemon
 from tests.support.node import Node
+
+
+@pytest.fixture(params=["changed rows", "whole table"])
+def mount_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two ways in which hostd learns of mounts, in turn: as the kernel allows, and as older ones do."""
+    monkeypatch.setattr(Daemon, "older_kernel", request.param == "whole table")
 
 
 @pytest.fixture

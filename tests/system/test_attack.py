@@ -16,7 +16,18 @@ from tests.support.node import Node
 from tests.support.pod import Pod
 from tests.support.qemu import QEMU_UID, FakeQemu
 from tests.support.wait import holds_for, until
-from tests.support.witness import full_pod, gone, in_state, layer, layer_in, listed, rows_of, stays
+from tests.support.witness import (
+    A_WHILE,
+    full_pod,
+    gone,
+    in_state,
+    layer,
+    layer_in,
+    listed,
+    rows_of,
+    share_of_a_core,
+    stays,
+)
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -350,3 +361,24 @@ def test_a_directory_full_of_entries_keeps_nobody_from_being_released(node: Node
     assert not os.path.lexists(node.outside(block))
     assert len(listed(node, pod.hotplug_disks)) == 66_000
     assert not node.hostd.said("cannot be looked at")
+
+
+def test_a_directory_in_which_much_happens_costs_little(node: Node) -> None:
+    """It is its owner's, who may make and remove files as fast as he likes, and of any number."""
+    pod = node.pod()
+    pod.hotplug_block("raw")
+    some = node.namespace.touch(pod.empty_dir + b"/private/some")
+    for number in range(20_000):
+        os.link(node.outside(some), node.outside(pod.hotplug_disks) + b"/%d" % number)
+    pod.qemu(FakeQemu, disks=[])
+    node.hostd.start()
+    path = pod.hotplug_disks + b"/file"
+
+    def make_and_remove() -> None:
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT))
+        os.unlink(path)
+
+    with attacking(node, make_and_remove):
+        assert share_of_a_core(node, 2 * A_WHILE) < 0.05
+    assert node.states()[pod.uid] == "running"

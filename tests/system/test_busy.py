@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import mmap
 import os
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -71,11 +74,20 @@ def test_one_busy_layer_keeps_none_of_the_others(node: Node) -> None:
     found = layer_in(node, pod, first, "busy", words=str(holder.pid))
     in_state(node, pod, "blocked")
     assert found.kind == "containerdisk"
+    assert [one["errno"] for one in saved_layers(node, pod) if one["state"] == "busy"] == [errno.EBUSY]
     assert all(layer(node, pod, target).state == "gone" for target in others)  # type: ignore[union-attr]
     assert (holder.pid, "open") in [(pid, how) for pid, _, how, _ in holders(node, pod, first)]
     holder.end()
     gone(node, pod)
     in_state(node, pod, "released")
+    assert {one["state"] for one in saved_layers(node, pod)} == {"gone"}
+
+
+def saved_layers(node: Node, pod: Pod) -> list[dict[str, Any]]:
+    """What hostd has written down of a pod's layers."""
+    with open(f"{node.runtime_dir}/vms/{pod.uid}.json") as file:
+        found: list[dict[str, Any]] = json.load(file)["vm"]["layers"]
+    return found
 
 
 HOLDERS = {
@@ -203,17 +215,31 @@ def test_a_detached_layer_is_not_released_while_it_is_pinned(node: Node) -> None
     node.configure({"cleanup": {"lazy-after": {"containerdisk": "200ms", "hotplug": "never"}}})
     pod = node.pod()
     image = pod.containerdisk(image="ext4")
+    [row] = [row.split() for row in node.rows(node.namespace.base + b"/containers/") if " - ext4 " in row]
+    store, device = row[4].encode(), row[-2]
     qemu = pod.qemu(FakeQemu)
     node.hostd.start()
     holder = holding(node, image)
+    node.namespace.umount(store)
     qemu.kill()
     gone(node, pod)
     layer_in(node, pod, image, "detached", words=str(holder.pid))
     holds_for(lambda: node.states()[pod.uid] != "released", A_WHILE, "a pinned layer is not released")
+    assert backing(device), "the device is not free while its file is open"
     assert (holder.pid, "open") in [(pid, how) for pid, _, how, _ in holders(node, pod, image)]
     holder.end()
     in_state(node, pod, "released")
+    until(lambda: not backing(device), why="released is the device, too")
     assert layer(node, pod, image).state == "gone"  # type: ignore[union-attr]
+
+
+def backing(device: str) -> str:
+    """The file behind a loop device, which the kernel lets go of with the last user of the file system on it."""
+    try:
+        with open(f"/sys/block/{os.path.basename(device)}/loop/backing_file") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def test_what_somebody_else_detached_is_not_released_while_it_is_pinned(node: Node) -> None:

@@ -14,7 +14,7 @@ from tests.support.qemu import FakeQemu
 from tests.support.wait import until
 from tests.support.witness import full_pod, gone, in_state, layer_in, rows_of, stays
 
-pytestmark = pytest.mark.usefixtures("root")
+pytestmark = pytest.mark.usefixtures("root", "mount_source")
 
 
 def unmounting(node: Node, pod: Pod, flags: int) -> Child:

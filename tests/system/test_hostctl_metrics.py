@@ -1,10 +1,11 @@
-"""The textfile that the daemon writes, over a VM's life."""
+"""`hostctl metrics` and the textfile that the daemon writes, over a VM's life."""
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
@@ -14,20 +15,28 @@ from tests.support.qemu import FakeQemu
 from tests.support.wait import until
 from tests.support.witness import FULL, full_pod, gone, in_state
 
-WIRED = "Textfile" in Path(TREE, "hostd/app.py").read_text()
-pytestmark = [
-    pytest.mark.usefixtures("root"),
-    pytest.mark.skipif(not WIRED, reason="hostd.app does not write metrics yet"),
-]
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def values(path: str) -> dict[str, float]:
-    """Name with labels → value; nothing while there is no file."""
+    """The file's; nothing while there is none."""
     try:
         with open(path) as file:
-            return {m[1]: float(m[2]) for m in re.finditer(r"^(hostd_\S+) (\S+)$", file.read(), re.MULTILINE)}
+            return samples(file.read())
     except FileNotFoundError:
         return {}
+
+
+def told(node: Node) -> dict[str, float]:
+    """What `hostctl metrics` prints."""
+    command = [sys.executable, "-P", "-m", "hostd.ctl.main", "metrics", "--bus", node.bus.address]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": TREE})
+    return samples(done.stdout)
+
+
+def samples(text: str) -> dict[str, float]:
+    """Name with labels → value."""
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(hostd_\S+) (\S+)$", text, re.MULTILINE)}
 
 
 def test_the_textfile_follows_a_vm() -> None:
@@ -58,8 +67,32 @@ def test_the_textfile_follows_a_vm() -> None:
         node.bus.stop()
         node.bus.start_now()
         until(lambda: values(path)["hostd_bus_connections_total"] == 2)
+        assert told(node) == values(path)
         assert node.hostd.stop() == 0
         assert os.listdir(directory) == []
+
+
+def test_hostctl_tells_all_of_it_without_a_file() -> None:
+    """Each of what an alert or a dashboard needs, by what happened to a VM."""
+    with Node() as node:
+        pod = full_pod(node)
+        qemu = pod.qemu(FakeQemu)
+        node.hostd.start()
+        holder = node.namespace.hold(os.open, pod.targets[0], os.O_RDONLY)
+        qemu.kill()
+        in_state(node, pod, "blocked")
+        found = told(node)
+        assert found['hostd_vms{state="blocked"}'] == 1
+        assert sum(value for name, value in found.items() if re.match(r'hostd_layers\{.*state="busy"', name)) == 1
+        assert found["hostd_umount_retries_total"] > 0
+        assert found["hostd_blocked_since_timestamp_seconds"] > 0
+        assert found["hostd_workers_hung"] == 0
+        holder.end()
+        in_state(node, pod, "released")
+        found = told(node)
+        assert found["hostd_cleanup_seconds_count"] == found['hostd_cleanup_seconds_bucket{le="+Inf"}'] == 1
+        assert found["hostd_pr_helper_restarts_total"] == found['hostd_pr_helper_probes_total{result="silent"}'] == 0
+        assert found["hostd_bus_connections_total"] == 1
 
 
 def test_a_death_that_is_found_at_the_start_is_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -269,8 +270,20 @@ def test_a_pod_directory_that_does_not_answer_costs_no_more_workers(node: Node) 
         hanging = len(workers(node))
         holds_for(lambda: len(workers(node)) <= hanging, 6.5)
         assert len(node.hostd.said("bad", "device nodes")) == 1, node.hostd.log()
-    node.namespace.umount(bad.empty_dir)
+    # What hung in it holds it until it has ended.
+    until(lambda: unmounts(node, bad.empty_dir))
     in_state(node, bad, "released")
+
+
+def unmounts(node: Node, path: bytes) -> bool:
+    """Whether an umount of it succeeds now."""
+    try:
+        node.namespace.umount(path)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def test_the_kubelets_root_may_hang_while_hostd_starts() -> None:
@@ -282,7 +295,8 @@ def test_the_kubelets_root_may_hang_while_hostd_starts() -> None:
             node.hostd.start()
             assert node.states() == {}
             holds_for(lambda: node.hostd.running, 5)
-        node.namespace.umount(above)
+        # Who hung in it lets go of it in a moment.
+        until(lambda: unmounts(node, above), why="nobody is in it any more")
         gone(node, pod, deadline=40)
         in_state(node, pod, "released")
 

@@ -10,7 +10,7 @@ from tests.support.node import Node
 from tests.support.qemu import FakeQemu
 from tests.support.witness import gone, in_state, listed
 
-pytestmark = pytest.mark.usefixtures("root")
+pytestmark = pytest.mark.usefixtures("root", "mount_source")
 
 #: Escaped mount paths never matched where they were compared as they stand in the table.
 NAMES = {

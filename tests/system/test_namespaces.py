@@ -134,7 +134,7 @@ def test_hostd_makes_no_mounts_however_often_it_starts(node: Node) -> None:
     before = sorted(node.namespace.table().splitlines())
     with open("/proc/self/mountinfo", "rb") as file:
         ours = file.read()
-    for _ in range(6):
+    for _ in range(12):
         node.hostd.start()
         assert sorted(node.namespace.table().splitlines()) == before
         node.hostd.kill()

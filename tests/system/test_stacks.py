@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support.qemu import FakeQemu
 from tests.support.wait import until
 from tests.support.witness import gone, in_state, layer_in, listed, rows_of
 
-pytestmark = pytest.mark.usefixtures("root")
+pytestmark = pytest.mark.usefixtures("root", "mount_source")
 
 
 @pytest.mark.parametrize("depth", [2, 5, 70])
@@ -69,17 +70,27 @@ def test_a_stack_whose_lower_mount_is_held_is_busy_and_then_goes(node: Node) -> 
     gone(node, pod)
 
 
-@pytest.mark.parametrize("kind", ["overlay", "ext4", "tmpfs"])
+@pytest.mark.parametrize("kind", ["overlay", "ext4", "tmpfs", "btrfs"])
 def test_targets_are_known_by_where_they_are_mounted(node: Node, kind: str) -> None:
     """A source that was worked out of the table's root field was wrong on btrfs and for volumes on other devices."""
+    if kind == "btrfs" and shutil.which("mkfs.btrfs") is None:
+        pytest.skip("mkfs.btrfs is not installed: it is in Debian's btrfs-progs")
     pod = node.pod()
-    pod.containerdisk(0, image=kind)
+    image = pod.containerdisk(0, image=kind)
     pod.hotplug_file("data", pvc=kind if kind != "overlay" else "tmpfs")
     pod.hotplug_directory("dump", pvc=kind if kind != "overlay" else "tmpfs")
+    inner, target = os.path.dirname(node.image(kind, b"/some/where/file")), pod.hotplug_disks + b"/inner"
+    node.namespace.mkdir(target)
+    pod.bind(inner, target)
     qemu = pod.qemu(FakeQemu)
     node.hostd.start()
     others = rows_of(node)
+    holder = node.namespace.hold(os.open, image, os.O_RDONLY)
     qemu.kill()
+    layer_in(node, pod, image, "busy", words=str(holder.pid))
+    pod.unmount(image)
+    layer_in(node, pod, image, "detached", words=str(holder.pid))
+    holder.end()
     gone(node, pod)
     in_state(node, pod, "released")
     assert rows_of(node) == others

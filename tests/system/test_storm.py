@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-from collections.abc import Callable
 
 import pytest
 
-from tests.support.mountns import MS_BIND, Child, enter, mount, umount
+from tests.support.mountns import MS_BIND, mount, umount
+from tests.support.neighbours import doing, remounting
 from tests.support.node import Node
 from tests.support.pod import Pod
 from tests.support.qemu import FakeQemu
 from tests.support.wait import holds_for, until
 from tests.support.witness import full_pod, gone, in_state, layer, only, share_of_a_core
 
-pytestmark = pytest.mark.usefixtures("root")
+pytestmark = pytest.mark.usefixtures("root", "mount_source")
 
 
-def doing(node: Node, step: Callable[[], None], every: float = 0) -> Child:
-    """A process on the node that does something again and again."""
-
-    def body(tell: Callable[[object], None]) -> None:
-        enter(node.namespace.path)
-        tell(None)
-        while True:
-            step()
-            select.select([], [], [], every)
-
-    child = Child(body)
-    child.hear()
-    return child
-
-
-def remounting(node: Node, source: bytes, target: bytes) -> Child:
-    """Somebody who mounts again every 200 ms what was unmounted, and makes the mountpoint again as well."""
-    directory = os.path.isdir(node.outside(source))
-
-    def step() -> None:
-        with contextlib.suppress(OSError):
-            if directory:
-                os.makedirs(target, exist_ok=True)
-            else:
-                os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-            if not os.path.samestat(os.stat(source), os.stat(target)):
-                mount(source, target, b"", MS_BIND)
-
-    return doing(node, step, 0.2)
+def directories(paths: list[bytes]) -> None:
+    """Makes many of them."""
+    for path in paths:
+        os.makedirs(path)
 
 
 def victim(node: Node, kind: str) -> tuple[Pod, bytes, bytes]:
@@ -91,7 +64,8 @@ def test_mounts_that_come_and_go_elsewhere(node: Node) -> None:
     """Unmounts failed on a busy node, because two identical reads of the table were demanded."""
     pod = full_pod(node)
     qemu = pod.qemu(FakeQemu)
-    places = [node.namespace.mkdir(node.namespace.base + b"/churn/%d" % number) for number in range(50)]
+    places = [node.namespace.base + b"/churn/%d" % number for number in range(200)]
+    node.namespace.call(directories, places)
 
     def churn() -> None:
         for place in places:
@@ -117,18 +91,20 @@ def test_a_storm_of_thousands_and_then_silence(node: Node) -> None:
     top = node.namespace.mkdir(node.namespace.base + b"/storm")
 
     def storm() -> None:
-        for number in range(1500):
-            mount(top, top, b"", MS_BIND)
-            if number == 700:
+        for number in range(5000):
+            mount(top, places[number % len(places)], b"", MS_BIND)
+            if number == 2500:
                 os.kill(qemus[0].pid, 9)
-        for number in range(1500):
-            if number == 700:
+        for number in range(5000):
+            if number == 2500:
                 os.kill(qemus[1].pid, 9)
-            umount(top)
+            umount(places[number % len(places)])
 
     node.namespace.mark(node.namespace.base, "private")
     node.namespace.bind(top, top)
     node.namespace.mark(top, "private")
+    places = [top + b"/%d" % number for number in range(50)]
+    node.namespace.call(directories, places)
     node.namespace.call(storm)
     gone(node, *pods[:2], deadline=5)
     # The last change comes when all is quiet, and it alone has to be seen.

@@ -32,13 +32,11 @@ RULES: dict[str, set[str]] = {
     # hostctl reaches the daemon over the bus alone, and knows its words.
     # The client knows the daemon's words and its adapter, and nothing of how it works.
     "hostd.client": {"hostd.bus.", "hostd.core.model", *_COMMON},
-    # Rendered by the daemon and by hostctl alike.
     "hostd.metrics": {"hostd.core.model", "hostd.core.service", "hostd.kubevirt.targets", *_COMMON},
     "hostd.ctl": {
         "hostd.client.",
         "hostd.bus.",
         "hostd.core.model",
-        "hostd.metrics",
         # What doctor looks at.
         "hostd.config",
         "hostd.linux.",
