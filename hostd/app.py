@@ -34,7 +34,7 @@ from hostd.core.qemus import Qemus
 from hostd.core.registry import Registry
 from hostd.core.requests import Requests
 from hostd.core.service import VMRemoved
-from hostd.core.store import Store, write_atomically
+from hostd.core.store import Store
 from hostd.core.survey import Survey
 from hostd.core.watchers import FdStore
 from hostd.devices.claims_store import ClaimsStore
@@ -156,7 +156,7 @@ class Daemon:
         """After the core has looked: what a VM that is not known has is as good as let go. The core goes on without."""
         registry = self.keeper.registry
         try:
-            store = ClaimsStore(os.fsdecode(self._config.host.state_dir), write_atomically)
+            store = ClaimsStore(os.fsdecode(self._config.host.state_dir))
             on_exit = lambda: self.keeper.config.devices.on_exit  # noqa: E731 - a reload changes it
             devices = DeviceKeeper(store, Sysfs(namer=Database()), on_exit, self._publish_devices)
             devices.start(registry)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hostd.core.model import Inhibitor
-from hostd.core.store import write_atomically
 from hostd.errors import LimitExceeded
 from hostd.linux import small_file
 from hostd.linux.clock import boot_id
@@ -60,7 +59,7 @@ class Inhibitors:
         note = {"boot": boot_id(), "pod_uid": pod_uid, "who": who, "why": why}
         os.mkfifo(name, 0o600, dir_fd=self._fd)
         try:
-            write_atomically(self._fd, name + _NOTE, json.dumps(note).encode())
+            small_file.replace(self._fd, name + _NOTE, json.dumps(note).encode())
             reader = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._fd)
         except OSError:
             self._remove_files(name)

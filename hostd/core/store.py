@@ -98,31 +98,12 @@ class Store:
         """Durable on return. Raises OSError, and then the old file is as it was. `plain`: of a caller that has it."""
         plain = vm_to_plain(vm) if plain is None else plain
         data = json.dumps({"version": VERSION, "boot": boot_id(), "vm": plain}, separators=(",", ":"))
-        write_atomically(self._fd, vm.pod_uid + _SUFFIX, data.encode())
+        small_file.replace(self._fd, vm.pod_uid + _SUFFIX, data.encode())
 
     def remove(self, pod_uid: str) -> None:
         """Forgets a VM; one that has no file is none the worse."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(pod_uid + _SUFFIX, dir_fd=self._fd)
-
-
-def write_atomically(directory: int, name: str, data: bytes, mode: int = 0o600) -> None:
-    """Replaces a file whole, in the directory of that descriptor. Raises OSError and leaves no litter."""
-    temporary = f".{name}.new"
-    fd = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory
-    )
-    try:
-        with open(fd, "wb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(fd)
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        os.unlink(temporary, dir_fd=directory)
-        raise
-    os.fsync(directory)
 
 
 # --- plain data, both ways; bytes travel as surrogate-escaped text ---

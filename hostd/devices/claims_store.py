@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hostd.config import OnExit
 from hostd.devices.claim import Claim, Stage
@@ -18,15 +17,15 @@ from hostd.devices.device import device_name
 from hostd.errors import InvalidArgs
 from hostd.linux import small_file
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 VERSION = 1
 NAME = "claims.json"
 #: 4,096 claims with all their texts take about 2 MiB.
 LARGEST = 16 << 20
 
 _FIELDS = tuple(each.name for each in fields(Claim))
-
-#: Replaces a file whole: directory's descriptor, name, data. Raises OSError, and then the old one is as it was.
-Write = Callable[[int, str, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,9 @@ class BadClaims:
 class ClaimsStore:
     """The claims file of one hostd. Its directory may come later: every call opens it anew."""
 
-    def __init__(self, state_dir: str, write: Write) -> None:
+    def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, NAME)
         self._directory = state_dir
-        self._write = write
 
     def load(self) -> tuple[dict[str, Claim], BadClaims | None]:
         """The claims that were saved last, none where there is no file, and what was wrong with the file."""
@@ -61,7 +59,7 @@ class ClaimsStore:
         os.makedirs(self._directory, mode=0o755, exist_ok=True)
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._write(fd, NAME, data)
+            small_file.replace(fd, NAME, data)
         finally:
             os.close(fd)
 

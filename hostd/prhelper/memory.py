@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hostd.linux import small_file
 from hostd.linux.clock import boot_id
+from hostd.linux.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from hostd.prhelper.path import Inode
@@ -109,21 +110,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _write(path: str, plain: dict[str, Any]) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    temporary = f"{path}.new"
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="ascii") as file:
-            json.dump(plain, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    directory, name = os.path.split(path)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with Descriptor(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as opened:
+        small_file.replace(opened.fileno(), name, json.dumps(plain).encode())

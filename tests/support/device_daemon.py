@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 
 from hostd.config import OnExit
-from hostd.core.store import write_atomically
 from hostd.devices.claims_store import ClaimsStore
 from hostd.devices.service import DeviceKeeper
 from hostd.devices.sysfs import Sysfs
@@ -32,7 +31,7 @@ async def main(socket: str, sysfs: str, state: str) -> None:
     """Serves until it is killed."""
     silent: Callable[[Callable[[], None]], DeviceEvents] = _Silent
     keeper = DeviceKeeper(
-        ClaimsStore(state, write_atomically),
+        ClaimsStore(state),
         Sysfs(os.fsencode(sysfs)),
         lambda: OnExit.RELEASE,
         lambda _pod_uid, _names: None,

@@ -15,20 +15,10 @@ from hostd.metrics import Metrics
 from tests.support.bus import PrivateBus, Program, busctl, private_bus, run, serving
 from tests.support.daemon import TREE
 from tests.support.fake_service import FakeService, vm
+from tests.support.polkit import SYSTEM_POLICY
 from tests.support.wait import DEADLINE
 
 POLICY_FILE = Path(__file__).parents[2] / "dbus/io.kubevirt.hostd1.conf"
-#: As in dbus's own system.conf.
-SYSTEM = """
-  <policy context="default">
-    <allow user="*"/>
-    <deny own="*"/> <deny send_type="method_call"/>
-    <allow send_type="signal"/> <allow send_requested_reply="true" send_type="method_return"/>
-    <allow send_requested_reply="true" send_type="error"/>
-    <allow receive_type="method_call"/> <allow receive_type="method_return"/>
-    <allow receive_type="error"/> <allow receive_type="signal"/>
-    <allow send_destination="org.freedesktop.DBus"/>
-  </policy>"""
 #: Users that every machine has. dbus-daemon asks the user database for a user's groups, so `nobody`'s own stands for
 #: `hostd` here.
 MEMBER = GROUP = 65534
@@ -41,7 +31,7 @@ async def bus(root: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> As
     monkeypatch.setattr(access, "_gid", lambda _: GROUP)
     policy = tmp_path / "hostd.conf"
     policy.write_text(POLICY_FILE.read_text().replace('group="hostd"', f'group="{GROUP}"'))
-    async with private_bus(SYSTEM, f"<include>{policy}</include>") as private:
+    async with private_bus(SYSTEM_POLICY, f"<include>{policy}</include>") as private:
         service = FakeService(vm(1))
         private.service = service  # type: ignore[attr-defined]
         async with serving(private, service, metrics=Metrics(service).render):

@@ -10,14 +10,14 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hostd.config import OnExit
 from hostd.core.model import VM, DeviceConflict, DeviceRow, State
-from hostd.core.store import write_atomically
+from hostd.devices.claim import Claim
 from hostd.devices.claims_store import ClaimsStore
 from hostd.devices.service import DeviceKeeper
 from hostd.devices.sysfs import Sysfs
@@ -29,6 +29,20 @@ from tests.support.wait import eventually
 pytestmark = pytest.mark.usefixtures("root")
 
 GPU = "pci/0000:3b:00.0"
+
+
+class CountedStore(ClaimsStore):
+    """The claims file of a desk, on a disk that may be full."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(str(desk.state_dir))
+        self._desk = desk
+
+    def save(self, claims: Iterable[Claim]) -> None:
+        if self._desk.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._desk.saves += 1
+        super().save(claims)
 
 
 class Desk:
@@ -50,19 +64,13 @@ class Desk:
     @property
     def keeper(self) -> DeviceKeeper:
         if self._keeper is None:
-            store = ClaimsStore(str(self.state_dir), self._write)
+            store = CountedStore(self)
             self._keeper = DeviceKeeper(
                 store, Sysfs(self.tree.root), lambda: self.on_exit, self._publish, listen=_events, settled=self.settled
             )
             self._keeper.subscribe(self.conflicts.append)
             self._keeper.start(self.vms)
         return self._keeper
-
-    def _write(self, directory: int, name: str, data: bytes) -> None:
-        if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.saves += 1
-        write_atomically(directory, name, data)
 
     def _publish(self, pod_uid: str, names: tuple[str, ...]) -> None:
         self.published[pod_uid] = names

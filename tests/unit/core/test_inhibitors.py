@@ -17,6 +17,7 @@ from hostd.core import inhibitors as module
 from hostd.core.inhibitors import Inhibitors
 from hostd.core.model import Inhibitor
 from hostd.errors import LimitExceeded
+from hostd.linux import small_file
 from hostd.linux.clock import boot_id
 from tests.support.core import OTHER, POD
 from tests.support.damage import damaged, json_values
@@ -218,7 +219,7 @@ async def test_one_that_cannot_be_written_down_is_not_taken(held: Held, monkeypa
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "write_atomically", fail)
+    monkeypatch.setattr(small_file, "replace", fail)
     with pytest.raises(OSError, match="No space"):
         held.take()
     assert (held.files(), held.now.of(POD)) == ([], [])

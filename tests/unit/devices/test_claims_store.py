@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hostd.config import OnExit
-from hostd.core.store import write_atomically
 from hostd.devices.claim import Claim, Stage
 from hostd.devices.claims_store import LARGEST, ClaimsStore
 from tests.support.damage import damaged, json_values
@@ -26,7 +25,7 @@ CLAIMS = [
 
 @pytest.fixture
 def store(tmp_path: Path) -> ClaimsStore:
-    return ClaimsStore(str(tmp_path / "state"), write_atomically)
+    return ClaimsStore(str(tmp_path / "state"))
 
 
 def test_what_was_saved_is_loaded(store: ClaimsStore) -> None:
@@ -38,14 +37,16 @@ def test_no_file_no_claims(store: ClaimsStore) -> None:
     assert store.load() == ({}, None)
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
-    def full(directory: int, name: str, data: bytes) -> None:
+def test_a_failed_save_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    good = ClaimsStore(str(tmp_path), write_atomically)
+    good = ClaimsStore(str(tmp_path))
     good.save(CLAIMS)
-    with pytest.raises(OSError, match="No space"):
-        ClaimsStore(str(tmp_path), full).save([])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            good.save([])
     assert len(good.load()[0]) == 2
     assert os.listdir(tmp_path) == ["claims.json"]
 
@@ -155,7 +156,7 @@ def test_any_json_is_claims_or_a_named_fault(store: ClaimsStore, plain: Any) -> 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_claims_or_a_named_fault(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    store = ClaimsStore(str(tmp_path_factory.mktemp("state")), write_atomically)
+    store = ClaimsStore(str(tmp_path_factory.mktemp("state")))
     Path(store.path).write_bytes(data)
     claims, bad = store.load()
     assert claims == {}

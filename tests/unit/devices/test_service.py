@@ -11,7 +11,6 @@ import pytest
 from hostd.bus.protocols import DeviceService
 from hostd.config import OnExit
 from hostd.core.model import VM
-from hostd.core.store import write_atomically
 from hostd.devices import service
 from hostd.devices.claims_store import ClaimsStore
 from hostd.devices.service import DeviceKeeper
@@ -45,7 +44,7 @@ class Kept:
         self.sysfs = Counted(self.tree.root)
         self.published: dict[str, tuple[str, ...]] = {}
         listen: Callable[[Callable[[], None]], DeviceEvents] = Silent
-        store = ClaimsStore(str(directory / "state"), write_atomically)
+        store = ClaimsStore(str(directory / "state"))
         self.keeper = DeviceKeeper(
             store, self.sysfs, lambda: OnExit.RELEASE, self.published.__setitem__, listen=listen, settled=1000
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hostd.linux.small_file import read
+from hostd.linux.small_file import read, replace
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +50,42 @@ def test_one_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         read(str(tmp_path / "file"), 4)
     assert caught.value.errno == errno.ENOENT
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_it_is_replaced_whole_and_for_root_alone(tmp_path: Path, directory: int) -> None:
+    for data in (b"x" * 100_000, b""):
+        replace(directory, "file", data)
+        assert (tmp_path / "file").read_bytes() == data
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_what_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, directory: int, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    replace(directory, "file", b"old")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        with pytest.raises(OSError, match="No space"):
+            replace(directory, "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_in_its_way_is_not_followed(tmp_path: Path, directory: int) -> None:
+    (tmp_path / "other").write_bytes(b"kept")
+    os.symlink("other", tmp_path / ".file.new")
+    with pytest.raises(OSError, match="Too many levels"):
+        replace(directory, "file", b"new")
+    assert (tmp_path / "other").read_bytes() == b"kept"
