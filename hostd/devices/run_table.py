@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hostd.core.model import VM, State
 from hostd.devices.claim import Life, Run
 from hostd.devices.open_files import Number, device_numbers
+from hostd.devices.run_index import RunIndex
 from hostd.linux.pidfd import Identity, Process
 
 if TYPE_CHECKING:
@@ -19,26 +20,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """One pod's run, and what is remembered between two looks."""
+    """What is remembered beside a pod's run, from one look to the next."""
 
-    run: Run
     qemus: tuple[Identity, ...] = ()
     #: What each number led to while sysfs could tell: a device that was torn out is still open.
     behind: dict[Number, tuple[str, ...]] = field(default_factory=dict)
 
 
 class RunTable:
-    """Runs by pod UID."""
+    """`runs` is as they were when they were last looked at."""
 
     def __init__(self, sysfs: Sysfs) -> None:
         self._sysfs = sysfs
         self._entries: dict[str, _Entry] = {}
         self._order = 0
-
-    @property
-    def runs(self) -> dict[str, Run]:
-        """As they were when they were last looked at."""
-        return {pod_uid: entry.run for pod_uid, entry in self._entries.items()}
+        self.runs = RunIndex()
 
     def qemus(self, pod_uid: str) -> tuple[Identity, ...]:
         """The QEMUs of a pod, as the keeper told of them."""
@@ -50,37 +46,40 @@ class RunTable:
         entry = self._entries.get(vm.pod_uid)
         if entry is None:
             self._order += 1
-            entry = self._entries[vm.pod_uid] = _Entry(Run(vm.pod_uid, order=self._order))
-        before, qemus_before = entry.run, entry.qemus
+            entry = self._entries[vm.pod_uid] = _Entry()
+            self.runs[vm.pod_uid] = Run(vm.pod_uid, order=self._order)
+        before, qemus_before = self.runs[vm.pod_uid], entry.qemus
         entry.qemus = tuple(vm.qemus) if vm.state is State.RUNNING else ()
-        entry.run = _seen(before, vm)
+        run = _seen(before, vm)
         other = bool(entry.qemus) and entry.qemus != qemus_before
         if other and not qemus_before:
             # A new QEMU in a pod whose last one is dead: what it has open is to be found out.
-            entry.run = replace(entry.run, life=Life.UNSEEN, settled=False)
+            run = replace(run, life=Life.UNSEEN, settled=False)
             entry.behind.clear()
-        return entry.run != before or entry.qemus != qemus_before, other
+        self.runs[vm.pod_uid] = run
+        return run != before or entry.qemus != qemus_before, other
 
     def forget(self, pod_uid: str) -> bool:
         """A VM is forgotten. Whether it was known."""
-        return self._entries.pop(pod_uid, None) is not None
+        self._entries.pop(pod_uid, None)
+        return self.runs.pop(pod_uid, None) is not None
 
     def settle(self, pod_uid: str) -> None:
         """The run has been alive for so long that what it has not opened it will not open."""
         entry = self._entries.get(pod_uid)
         if entry is not None and entry.qemus:
-            entry.run = replace(entry.run, settled=True)
+            self.runs[pod_uid] = replace(self.runs[pod_uid], settled=True)
 
     def look(self, pod_uid: str) -> bool:
         """Looks at what the pod's QEMUs have open. Whether anything is new; a QEMU that is dead has nothing to tell."""
         entry = self._entries.get(pod_uid)
         if entry is None or not entry.qemus:
             return False
-        before = entry.run
+        before = self.runs[pod_uid]
         numbers = {qemu.pid: found for qemu in entry.qemus if (found := _numbers_of(qemu)) is not None}
         if numbers:
-            entry.run = replace(before, life=Life.ALIVE, open=self._named(entry, numbers))
-        return entry.run != before
+            self.runs[pod_uid] = replace(before, life=Life.ALIVE, open=self._named(entry, numbers))
+        return self.runs[pod_uid] != before
 
     def _named(self, entry: _Entry, numbers: dict[int, frozenset[Number]]) -> dict[str, int]:
         open_now = {number for found in numbers.values() for number in found}

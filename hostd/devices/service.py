@@ -3,7 +3,8 @@
     a VM's change, an open or close, udev, a call ─▶ look (open files, sysfs) ─▶ settle (pure) ─▶ save ─▶ tell
 
 Everything runs in one event loop, and nothing is awaited between the last look at a claim and its saving: of two
-callers who want one device exactly one gets it. A claim is durable before its caller is answered.
+callers who want one device exactly one gets it. A claim is durable before its caller is answered. What a change costs
+grows with the claims and with the VMs that have devices, and with no others (`RunIndex.concerned`).
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
     from hostd.config import OnExit
     from hostd.core.model import VM, DeviceConflict, DeviceRow
+    from hostd.devices.claim import Runs
     from hostd.devices.claims_store import ClaimsStore
     from hostd.devices.sysfs import Sysfs
 
 log = logging.getLogger(__name__)
 
-#: A QEMU opens several files, and a device's coming is several events: one look serves all (seconds).
-_OPENING, _COMING = 0.02, 0.1
+#: VMs die together, a QEMU opens several files, and a device's coming is several events: one look serves all (seconds).
+_CHANGING, _OPENING, _COMING = 0.02, 0.02, 0.1
 #: No more than this part of the time goes into scans of sysfs, however many events there are.
 _SCAN_SHARE = 10
 #: When a QEMU whose device files cannot be watched is looked at again (seconds after the look before).
@@ -123,19 +125,21 @@ class DeviceKeeper:
 
     def on_vm(self, vm: VM) -> None:
         """Something of a VM has changed, or it is new. Cheap where it does not matter here."""
+        if vm.pod_uid not in self._table.runs:
+            self._teller.assume(vm.pod_uid, vm.devices)
         new, other_qemus = self._table.see(vm)
         if other_qemus:
             self._begin(vm.pod_uid)
         elif new and not self._table.qemus(vm.pod_uid):
             self._end(vm.pod_uid)
         if new:
-            self._wake(0)
+            self._wake(_CHANGING)
 
     def on_vm_removed(self, vm: VM) -> None:
         """A VM is forgotten. What is held for it stays, to be released by name."""
         if self._table.forget(vm.pod_uid):
             self._end(vm.pod_uid)
-            self._wake(0)
+            self._wake(_CHANGING)
 
     def _begin(self, pod_uid: str) -> None:
         """New QEMUs: watched first, then looked at, so that nothing is opened unseen in between."""
@@ -162,7 +166,7 @@ class DeviceKeeper:
     def _on_settled(self, pod_uid: str) -> None:
         self._table.look(pod_uid)
         self._table.settle(pod_uid)
-        self._wake(0)
+        self._wake(_CHANGING)
 
     def _touched(self, pod_uid: str) -> None:
         self._due.add(pod_uid)
@@ -199,7 +203,7 @@ class DeviceKeeper:
             self._sysfs.forget_names()
             self._scan()
             # What a group is made of, and what a file leads to, may have changed.
-            self._due |= {pod_uid for pod_uid, run in self._table.runs.items() if run.open}
+            self._due |= {pod_uid for pod_uid, run in self._concerned.items() if run.open}
         due, self._due = self._due, set()
         for pod_uid in due:
             self._table.look(pod_uid)
@@ -212,8 +216,12 @@ class DeviceKeeper:
         self._devices = self._sysfs.scan(self._claims.keys())
         self._scan_cost = loop.time() - begun
 
+    @property
+    def _concerned(self) -> Runs:
+        return self._table.runs.concerned(self._claims)
+
     def _settle(self) -> None:
-        runs = self._table.runs
+        runs = self._concerned
         for name in {name for run in runs.values() for name in run.open} - self._devices.keys():
             self._look_at(name)
         before, self._claims = self._claims, settle(self._claims, runs, self._devices, self._on_exit())
@@ -251,7 +259,7 @@ class DeviceKeeper:
     def devices(self) -> list[DeviceRow]:
         """All devices that a VM can have, and all that are claimed, each once, in an order that stays."""
         self._catch_up()
-        return listing.rows(self._claims, self._table.runs, self._devices)
+        return listing.rows(self._claims, self._concerned, self._devices)
 
     def subscribe(self, listener: Callable[[DeviceConflict], None]) -> Callable[[], None]:
         """Calls `listener` for each conflict from now on; the result ends it."""
@@ -267,7 +275,7 @@ class DeviceKeeper:
         # From here to the saving nothing is awaited.
         self._catch_up()
         found = self._look_at(wish.device)
-        claims = asking.claimed(self._claims, wish, found, self._table.runs, self._devices)
+        claims = asking.claimed(self._claims, wish, found, self._concerned, self._devices)
         if claims != self._claims or self._unsaved:
             self._commit(claims)
 
@@ -285,10 +293,11 @@ class DeviceKeeper:
                 _refuse_unknown(name, found)
                 log.info("%s is not claimed, so there is nothing to release for %s", name, vm)
                 return
-            asking.refuse_release(claim, vm, self._table.runs, ())
+            asking.refuse_release(claim, vm, self._concerned, ())
             numbers = self._sysfs.numbers(found) if found else set()
-            asking.refuse_release(claim, vm, self._table.runs, await holders(numbers) if numbers else ())
+            asking.refuse_release(claim, vm, self._concerned, await holders(numbers) if numbers else ())
             # While all processes were looked at, others may have come and gone: then it is looked at anew.
+            self._catch_up()
             if self._claims.get(name) is claim:
                 break
         self._commit({key: claim for key, claim in self._claims.items() if key != name})

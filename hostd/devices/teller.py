@@ -26,6 +26,7 @@ class Teller:
     def __init__(self, publish: Callable[[str, tuple[str, ...]], None]) -> None:
         self._publish = publish
         self._listeners: list[Callable[[DeviceConflict], None]] = []
+        #: What each pod's VM is known to have; a pod that is not in here is known to have nothing.
         self._published: dict[str, tuple[str, ...]] = {}
         self._conflicts: dict[listing.Key, DeviceConflict] = {}
         self._absent: set[str] = set()
@@ -35,12 +36,16 @@ class Teller:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
+    def assume(self, pod_uid: str, names: tuple[str, ...]) -> None:
+        """What a pod that is new here is known to have, from an earlier hostd perhaps."""
+        self._published[pod_uid] = names
+
     def tell(self, claims: Claims, runs: Runs, devices: Devices) -> None:
-        """Tells what differs from what was told last."""
-        self._published = {pod_uid: names for pod_uid, names in self._published.items() if pod_uid in runs}
-        for pod_uid, names in listing.devices_of(claims, runs).items():
-            if self._published.get(pod_uid) != names:
-                self._published[pod_uid] = names
+        """Tells what differs from what was told last. A pod that is not in `runs` has nothing (any more)."""
+        told, self._published = self._published, listing.devices_of(claims, runs)
+        for pod_uid in told | self._published:
+            names = self._published.get(pod_uid, ())
+            if names != told.get(pod_uid, ()):
                 self._publish(pod_uid, names)
         before, self._conflicts = self._conflicts, listing.conflicts(claims, runs, devices)
         for key, conflict in self._conflicts.items():

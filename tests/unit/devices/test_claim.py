@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from hostd.devices.asking import Wish, claimed, refuse_release
 from hostd.devices.claim import Claim, Life, Run, Stage, mismatched, owns, settle, users
 from hostd.devices.device import Device
 from hostd.devices.listing import conflicts, devices_of, rows
+from hostd.devices.run_index import RunIndex
 from hostd.errors import HostdError
 
 GPU = Device("pci/0000:3b:00.0", "10de:1eb8", "a GPU", group="12")
@@ -192,7 +194,7 @@ class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.claims: dict[str, Claim] = {}
-        self.runs: dict[str, Run] = {}
+        self.runs = RunIndex()
         self.devices = dict(THERE)
         self.on_exit = RELEASE
         self.order = 0
@@ -211,6 +213,15 @@ class Lives(RuleBasedStateMachine):
                 assert after.identity in {claim.identity, self.devices[name].identity if name in self.devices else ""}
         again = settle(self.claims, self.runs, self.devices, self.on_exit)
         assert again == self.claims, "a second look changes nothing"
+        self.only_the_concerned_matter(before)
+
+    def only_the_concerned_matter(self, before: dict[str, Claim]) -> None:
+        some = self.runs.concerned(before)
+        assert settle(before, some, self.devices, self.on_exit) == self.claims
+        assert conflicts(self.claims, some, self.devices) == conflicts(self.claims, self.runs, self.devices)
+        assert rows(self.claims, some, self.devices) == rows(self.claims, self.runs, self.devices)
+        had = {pod: names for pod, names in devices_of(self.claims, self.runs).items() if names}
+        assert {pod: names for pod, names in devices_of(self.claims, some).items() if names} == had
 
     @rule(pod=st.sampled_from(PODS), vm=st.sampled_from(VMS))
     def start(self, pod: str, vm: str) -> None:
@@ -264,16 +275,18 @@ class Lives(RuleBasedStateMachine):
         on_exit=st.sampled_from([None, *OnExit]),
     )
     def ask(self, name: str, vm: str, vmi_uid: str | None, on_exit: OnExit | None) -> None:
-        before = self.claims
+        before, wish, found = self.claims, Wish(name, vm, vmi_uid, on_exit), self.devices.get(name)
+        some = self.runs.concerned(before)
         try:
-            self.claims = claimed(before, Wish(name, vm, vmi_uid, on_exit), self.devices.get(name), self.runs, THERE)
-        except HostdError:
+            self.claims = claimed(before, wish, found, self.runs, THERE)
+        except HostdError as error:
+            with pytest.raises(type(error), match=f"^{re.escape(str(error))}$"):
+                claimed(before, wish, found, some, THERE)
             return
+        assert claimed(before, wish, found, some, THERE) == self.claims
         assert self.claims[name].vm == vm
         assert before.get(name) is None or before[name].vm == vm, "nobody's claim is taken away"
-        assert claimed(
-            self.claims, Wish(name, vm, vmi_uid, on_exit), self.devices.get(name), self.runs, THERE
-        ) == self.claims  # fmt: skip
+        assert claimed(self.claims, wish, found, self.runs, THERE) == self.claims
         self.settle()
 
     @precondition(lambda self: self.claims)

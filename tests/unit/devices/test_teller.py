@@ -61,10 +61,20 @@ def test_what_a_vm_has_is_published_when_it_changes() -> None:
     run = Run("p1", "ns/a", life=Life.ALIVE)
     for claims in ({}, CLAIMS, CLAIMS, {}):
         told.teller.tell(claims, {"p1": run}, HERE)
-    assert told.published == [("p1", ()), ("p1", (STICK.name,)), ("p1", ())]
+    assert told.published == [("p1", (STICK.name,)), ("p1", ())]
+    told.teller.tell(CLAIMS, {"p1": run}, HERE)
     told.teller.tell(CLAIMS, {}, HERE)
-    told.teller.tell({}, {"p1": run}, HERE)
-    assert told.published[3:] == [("p1", ())], "one that comes back is told again"
+    assert told.published[2:] == [("p1", (STICK.name,)), ("p1", ())], "whom nothing concerns any more has nothing"
+
+
+def test_what_a_vm_had_before_is_corrected_once() -> None:
+    told = Told()
+    told.teller.assume("p1", (STICK.name,))
+    told.teller.assume("p2", (STICK.name,))
+    told.teller.assume("p3", ())
+    for _ in range(2):
+        told.teller.tell(CLAIMS, {"p1": Run("p1", "ns/a", life=Life.ALIVE)}, HERE)
+    assert told.published == [("p2", ())]
 
 
 def test_an_absence_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
