@@ -17,6 +17,10 @@ from tests.support.pod import Pod
 from tests.support.qemu import FakeQemu, Place, readable
 from tests.support.wait import until
 
+#: Until the last QEMU of a crowd has been started, the others' pods are no dead ones.
+_PATIENT = {"cleanup": {"settle": "60s"}}
+#: Between two looks at what is left (s): of what is measured a hundredth, and little work beside it.
+_NAP = 0.0005
 #: How often somebody else mounts and unmounts in the scene with others (seconds).
 _EVERY = 0.01
 
@@ -24,11 +28,11 @@ Unmount = Callable[[Sequence[bytes]], None]
 
 
 def all_die(
-    vms: int = 200, layers: int = 3, foreign: int = 0, rounds: int = 3, *, others: bool = False, peer: bool = False
+    vms: int = 200, layers: int = 3, foreign: int = 0, rounds: int = 5, *, others: bool = False, peer: bool = False
 ) -> Iterator[Figure]:
     """So many VMs with so many layers each are killed at once, on a node with so many other mounts; perhaps `others`
     mount and unmount all the while."""
-    with Node() as node, _others(node) if others else contextlib.nullcontext():
+    with Node(settings=_PATIENT) as node, _others(node) if others else contextlib.nullcontext():
         node.namespace.call(mount_foreign, node.kubelet, foreign)
         node.hostd.start()
         ours = [_round(node, vms, layers) for _ in range(rounds)]
@@ -47,7 +51,7 @@ def crowds() -> Iterator[Figure]:
     yield from all_die(200, 3, peer=True)
     yield from all_die(200, 3, foreign=5000)
     yield from all_die(200, 3, foreign=5000, others=True)
-    yield from all_die(1000, 4, rounds=1)
+    yield from all_die(1000, 4, rounds=3)
 
 
 def _others(node: Node) -> Child:
@@ -78,7 +82,7 @@ def _round(node: Node, vms: int, layers: int, unmount: Unmount | None = None) ->
     qemus = [start(pod) for pod in pods]
     if unmount is None:
         until(lambda: running(node) - found_before == len(pods), deadline=60, why="hostd finds them all")
-        elapsed = _kill_all(node, qemus)
+        elapsed = _kill_all(node, pods, qemus)
     else:
         elapsed = _without_hostd(node, pods, qemus, unmount)
     for qemu in qemus:
@@ -99,15 +103,15 @@ def _without_hostd(node: Node, pods: Sequence[Pod], qemus: Sequence[FakeQemu], u
 
     with Child(wait_and_unmount) as child:
         child.hear()
-        return _kill_all(node, qemus)
+        return _kill_all(node, pods, qemus)
 
 
-def _kill_all(node: Node, qemus: Sequence[FakeQemu]) -> float:
+def _kill_all(node: Node, pods: Sequence[Pod], qemus: Sequence[FakeQemu]) -> float:
     def kill() -> None:
         for qemu in qemus:
             os.kill(qemu.pid, signal.SIGKILL)
 
-    return until_gone(node, b"/hotplug-disks/volume-", kill)
+    return until_gone(node, [target for pod in pods for target in pod.targets], kill, _NAP)
 
 
 def start(pod: Pod) -> FakeQemu:
