@@ -110,7 +110,7 @@ class Daemon:
         runtime_dir = os.fsdecode(host.runtime_dir)
         self._end.callback(os.close, lock(runtime_dir))
         stored = notify.stored_fds()
-        pool = WorkerPool(host.mount_namespace, host.kubelet_root)
+        pool = WorkerPool(host.mount_namespace, host.kubelet_root, notes=os.path.join(runtime_dir, "workers"))
         self._end.push_async_callback(pool.close)
         await pool.start()
         root = KubeletRoot(pool.root or os.path.normpath(host.kubelet_root), found=pool.root is not None)
@@ -193,6 +193,7 @@ class Daemon:
     def _publish_devices(self, pod_uid: str, names: tuple[str, ...]) -> None:
         vm = self.keeper.registry.get(pod_uid)
         if vm is not None and vm.devices != names:
+            self.keeper.conclude(vm)
             vm.devices = names
             self.keeper.registry.commit(vm)
 

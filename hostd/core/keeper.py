@@ -1,6 +1,7 @@
-"""The keeper: it owns the VMs, and is woken to look, decide, save, act and tell.
+"""The keeper: it owns the VMs, and is woken to look, decide, act, save and tell.
 
-    event ─▶ wake(pod) ─▶ look ─▶ decide ─▶ save ─▶ send the umounts that are due ─▶ tell ─▶ await them ─▶ wake(pod)
+    event ─▶ wake(pod) ─▶ look ─▶ decide ─▶ send the umounts that are due ─▶ await them ─▶ wake(pod)
+                                     └─▶ afterwards: save ─▶ tell
 
 Events (a pidfd, the mount table, the bus, a timer) only say when to look. Everything here runs in one event loop;
 between the last look at a pod and the sending of its umounts nothing else can run.
@@ -13,23 +14,25 @@ import contextlib
 import dataclasses
 import errno
 import logging
-from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hostd.core import passes, transitions
+from hostd.core.afterwards import Afterwards
+from hostd.core.cleaning import Cleaning, hangs, worth_trying
 from hostd.core.decision import Decision, Facts, decide, lazily, sooner
 from hostd.core.lingering import Lingering
 from hostd.core.model import VM, Exit, Inhibitor, Layer, LayerState, State
 from hostd.core.nodes import BlockNodes
-from hostd.core.teller import Before, Teller, title
+from hostd.core.passes import Due
+from hostd.core.teller import ALIVE, Before, Teller, title
 from hostd.core.watchers import FdStore, HolderWatch
 from hostd.errors import LimitExceeded
 from hostd.kubevirt.pods import is_launcher
 from hostd.kubevirt.targets import Kind
 from hostd.linux.cgroup import Population
 from hostd.linux.clock import boottime_usec, realtime_usec
-from hostd.linux.pool import Hung, PoolExhausted, WorkerError, WorkerPool
-from hostd.log import Message, event, plain
+from hostd.log import Message, event
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Sequence
@@ -37,12 +40,11 @@ if TYPE_CHECKING:
     from hostd.config import Config
     from hostd.core.inhibitors import Inhibitors
     from hostd.core.mounts import NodeMounts
-    from hostd.core.passes import Sent
     from hostd.core.qemus import Qemus
     from hostd.core.registry import Registry
     from hostd.core.survey import Survey
-    from hostd.linux.pidfd import Process
-    from hostd.linux.pool import Worker
+    from hostd.linux.pidfd import End, Process
+    from hostd.linux.pool import Hung, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -72,25 +74,28 @@ class Keeper:
         self.nodes = BlockNodes(survey, pool.inotify, self._on_nodes)
         self._fds = fds
         self._teller = Teller(registry, mounts)
+        self.cleaning = Cleaning(pool, self)
+        self._afterwards = Afterwards(lambda: self.cleaning.busy, self._conclude)
         self._holders = HolderWatch(self._on_holder_death)
         self._lingering = Lingering(qemus, self.on_pod)
-        self._passes: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Pods whose candidates are being identified.
         self._identifying: set[str] = set()
         #: Pods that are being met, and whether more came of them meanwhile.
         self._meeting: dict[str, bool] = {}
+        self._unlooked: set[str] = set()  # they wait for a worker, to be looked at then
+        #: By pod: QEMUs whose end is not saved yet.
+        self._dead: dict[str, list[Process]] = {}
         #: Pods whose device nodes were looked for since their VM's death.
         self._surveyed: set[str] = set()
         #: Pods whose device nodes could not be looked for, and when that is tried again (CLOCK_BOOTTIME, µs).
         self._unseen: dict[str, int] = {}
-        #: No worker was to be had, which was said.
-        self._starved = False
         #: VMs that somebody asked to release, so that grace is not waited for.
         self.hurried: set[str] = set()
         self.lazy: set[str] = set()
         pool.on_unhung(self._on_unhung)
+        mounts.may_wait = lambda: self.cleaning.busy
 
     # --- events ---
 
@@ -103,8 +108,8 @@ class Keeper:
     def wake_later(self, pod_uid: str) -> None:
         """The same in a moment, unless it will be looked at anyway."""
         vm = self.registry.get(pod_uid)
-        if vm is not None and pod_uid not in self._passes and pod_uid not in self._timers:
-            self._set_timer(vm, boottime_usec() + _EXHAUSTED)
+        if vm is not None and not self.cleaning.of(pod_uid) and pod_uid not in self._timers:
+            self._set_timer(vm, boottime_usec() + _AGAIN)
 
     def wake_all(self) -> None:
         """Looks at all VMs."""
@@ -112,28 +117,26 @@ class Keeper:
             self._step(vm)
 
     def on_death(self, pod_uid: str, process: Process) -> None:
-        """A followed QEMU is dead."""
+        """A followed QEMU is dead. Takes the process over: until its end is saved, that may have to be asked again."""
         vm = self.registry.get(pod_uid)
-        if vm is not None:
-            was_leader = vm.leader is not None and vm.leader.same_as(process.identity)
-            vm.qemus = [identity for identity in vm.qemus if not identity.same_as(process.identity)]
-            if not vm.qemus:
-                vm.exit = self._exit_of(vm, process)
-            elif was_leader:
-                vm.leader = vm.qemus[0]
+        if vm is None:
+            self._fds.drop(process.identity)
+            process.close()
+            return
+        self._dead.setdefault(pod_uid, []).append(process)
+        was_leader = vm.leader is not None and vm.leader.same_as(process.identity)
+        vm.qemus = [identity for identity in vm.qemus if not identity.same_as(process.identity)]
+        if was_leader and vm.qemus:
+            vm.leader = vm.qemus[0]
+        if vm.qemus or not self.cleaning.crowded or self.cleaning.of(pod_uid):
             self._step(vm)
-        # Only now: until how it ended is saved, the next hostd may have to ask.
-        self._fds.drop(process.identity)
-
-    def _exit_of(self, vm: VM, process: Process) -> Exit:
-        try:
-            end = process.end()
-            killed = end is not None and end.signal > 0
-            oom = killed and vm.oom_kills >= 0 and self.qemus.oom_kills(vm.pod_uid) > vm.oom_kills
-        except OSError as error:  # no descriptor is left to look with: dead it is all the same
-            log.warning("%s: how process %d ended cannot be told: %s", title(vm), process.pid, error)
-            return Exit()
-        return transitions.exit_of(end, oom=oom)
+        else:
+            # It is looked at when its turn comes: what is seen before would have to be seen again.
+            self._unlooked.add(pod_uid)
+            self.cleaning.start(vm, None, 0)
+            self._afterwards.add(vm, Before(vm.state, vm.error))
+        if process.fileno() >= 0:  # else it was told already
+            _end_of(vm, process)  # now, for an older kernel forgets it when the process is reaped
 
     def on_mounts(self, pod_uids: Iterable[str]) -> None:
         """The mounts of these pods changed."""
@@ -146,7 +149,7 @@ class Keeper:
             for layer in vm.layers.values():
                 if layer.state is LayerState.BUSY and layer.attempts > 1:
                     layer.retry_at = sooner(layer, boottime_usec() + _SOON)
-            if pod_uid not in self._passes:  # else it is most likely our own work, and is looked at when that is done
+            if not self.cleaning.of(pod_uid):  # else it is most likely our own work, and is looked at when that is done
                 self._step(vm)
 
     def _on_unhung(self, hung: Hung) -> None:
@@ -155,7 +158,7 @@ class Keeper:
                 self._start_to_identify(vm, self.qemus.followed_once_more(vm.pod_uid))
             for layer in list(vm.layers.values()):  # a look may find more, or fewer
                 waits = layer.state is LayerState.BUSY and layer.errno == errno.EAGAIN
-                if waits or (layer.target.relative == hung.what and _hangs(layer)):
+                if waits or (layer.target.relative == hung.what and hangs(layer)):
                     self._retry(vm, layer)
 
     def _on_holder_death(self, pod_uid: str, path: bytes) -> None:
@@ -246,7 +249,7 @@ class Keeper:
         """Later, for it could not be told what the pod is."""
         if pod_uid not in self._timers:
             loop = asyncio.get_running_loop()
-            self._timers[pod_uid] = loop.call_later(_EXHAUSTED / 1e6, self._on_pod_again, pod_uid)
+            self._timers[pod_uid] = loop.call_later(_AGAIN / 1e6, self._on_pod_again, pod_uid)
 
     def _on_pod_again(self, pod_uid: str) -> None:
         self._timers.pop(pod_uid)
@@ -332,18 +335,19 @@ class Keeper:
 
     def decide(self, vm: VM) -> Decision:
         """Looks at the VM and decides what follows."""
-        now = boottime_usec()
-        transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), now, read_at=self.mounts.read_at)
-        facts = self.look(vm)
+        now, facts = boottime_usec(), self.look(vm)
         if vm.had_qemu and not vm.exited_at and not facts.qemu and not facts.doubt:
-            self._note_death(vm, now)
+            self.note_death(vm, now)
+        # Only now: what a living VM has no more, the agent took away; of a dead one it is told what became of it.
+        transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), now, read_at=self.mounts.read_at)
         decision = decide(vm, facts, self.config.cleanup, now, hurry=vm.pod_uid in self.hurried)
         if decision.dead and not vm.exited_at:
             vm.exited_at = now
         return decision
 
     @staticmethod
-    def _note_death(vm: VM, now: int) -> None:
+    def note_death(vm: VM, now: int) -> None:
+        """No QEMU of the VM lives, as of now (CLOCK_BOOTTIME, µs)."""
         vm.exited_at, vm.exited_usec = now, realtime_usec()
 
     def _step(self, vm: VM) -> None:
@@ -353,24 +357,41 @@ class Keeper:
             self._take_step(vm)
         except Exception:
             log.exception("%s: a look at it failed and is tried again", title(vm))
-            self._set_timer(vm, boottime_usec() + _EXHAUSTED)
+            self._set_timer(vm, boottime_usec() + _AGAIN)
 
     def _take_step(self, vm: VM) -> None:
         now = boottime_usec()
-        decision = self._look_for_nodes_first(vm, self.decide(vm))
-        worker = self.pool.take() if _to_unmount(decision) and vm.pod_uid not in self._passes else None
-        sent = None
-        try:
-            sent = self._carry_out(vm, decision, now, worker)
-        finally:
-            if worker and not sent:
-                self.pool.give_back(worker)
+        decision = self._look_and_enter(vm)
         if decision.forget:
             self.forget(vm)
             return
         self._set_timer(vm, decision.look_at)
-        if decision.due or _is_to_look(decision):
-            self._start_pass(vm, sent)
+        if (decision.due or _is_to_look(decision)) and not self.cleaning.of(vm.pod_uid):
+            self.cleaning.start(vm, self._due(vm, decision, now), now)
+
+    def see_due(self, vm: VM, now: int) -> Due | None:
+        """Its turn has come; nothing is due for one that was forgotten meanwhile."""
+        if self.registry.get(vm.pod_uid) is not vm:
+            return None
+        return self._due(vm, self._look_and_enter(vm), now)
+
+    def _look_and_enter(self, vm: VM) -> Decision:
+        """Looks, decides, and enters what was decided, to be saved and told afterwards. From the look at the pod to the
+        sending of umounts nothing is awaited: no QEMU can start unseen by it."""
+        self._unlooked.discard(vm.pod_uid)
+        decision = self._look_for_nodes_first(vm, self.decide(vm))
+        before = Before(vm.state, vm.error)
+        if (decision.state in ALIVE) != (vm.state in ALIVE) != (self._afterwards.before(vm, before).state in ALIVE):
+            self._afterwards.do(vm.pod_uid)  # else of an end that a life follows, or of a short life, nothing is told
+        self._enter(vm, decision)
+        self._afterwards.add(vm, before)
+        return decision
+
+    def _due(self, vm: VM, decision: Decision, now: int) -> Due | None:
+        # What was detached is only to be looked at.
+        layers = [layer for layer in decision.due if layer.state is not LayerState.DETACHED]
+        layers = worth_trying(layers, self.pool, self.registry, now)
+        return Due(vm, layers, self._lazily(vm, layers, now)) if layers else None
 
     def _look_for_nodes_first(self, vm: VM, decision: Decision) -> Decision:
         """Device nodes are no mounts: nobody tells of them, so a pass looks for them before "released" is said."""
@@ -380,35 +401,35 @@ class Keeper:
         look_at = again_at if again_at > boottime_usec() else None
         return Decision(State.CLEANING, dead=True, look_at=look_at, why=_UNSEEN if again_at else "")
 
-    def _carry_out(self, vm: VM, decision: Decision, looked_at: int, worker: Worker | None) -> Sent | None:
-        """Saves what was decided, has a worker unmount what is due, and then tells of it.
+    def _conclude(self, vm: VM, before: Before) -> None:
+        """Saves what became of a VM, and tells of it."""
+        try:
+            if vm.pod_uid in self._unlooked:
+                self._step(vm)
+                self._afterwards.drop(vm.pod_uid)  # what the step has to tell is told here
+            dead = self._dead.pop(vm.pod_uid, [])
+            try:
+                if dead and not vm.qemus:
+                    vm.exit = self._exit_of(vm, dead[-1])
+                under_way = self.cleaning.of(vm.pod_uid) is not None
+                self._teller.tell(vm, before, self.registry.save(vm), under_way=under_way)
+            finally:
+                for process in dead:
+                    self._fds.drop(process.identity)
+                    process.close()
+        except Exception:
+            log.exception("%s: what became of it cannot be saved or told, which is tried again", title(vm))
+            self._set_timer(vm, boottime_usec() + _AGAIN)
 
-        Nothing is awaited from the look at the pod (CLOCK_BOOTTIME, µs) to the sending: no QEMU can start unseen by it.
-        """
-        before, sent = Before(vm.state, vm.error), None
-        self._enter(vm, decision)
-        if worker and (due := self._worth_trying(_to_unmount(decision), looked_at)):
-            lazy = self._lazily(vm, due, looked_at)
-            passes.intend(worker, due)
-            saved = self.registry.save(vm)
-            sent = passes.send(worker, due, lazy, looked_at)
-        else:
-            saved = self.registry.save(vm)
-        self._teller.tell(vm, before, saved)
-        return sent
+    def _exit_of(self, vm: VM, process: Process) -> Exit:
+        end, oom = _end_of(vm, process), False
+        with contextlib.suppress(OSError):  # no more than a word hangs on this
+            oom = end is not None and end.signal > 0 and self.qemus.oom_kills(vm.pod_uid) > vm.oom_kills >= 0
+        return transitions.exit_of(end, oom=oom)
 
-    def _worth_trying(self, due: list[Layer], now: int) -> list[Layer]:
-        """Without those of a kind of file system of which as many umounts hang as workers are left: the volumes of
-        servers that are gone must not stop those of all others."""
-        left = self.pool.left
-        if len(self.pool.hung) < left:
-            return due
-        hung = Counter(layer.fstype for vm in self.registry for layer in vm.layers.values() if _hangs(layer))
-        for layer in due:
-            if hung[layer.fstype] >= left:
-                words = f"not tried yet: {hung[layer.fstype]} umounts of {plain(layer.fstype)} file systems hang"
-                transitions.see_busy(layer, errno.EAGAIN, words, now)
-        return [layer for layer in due if hung[layer.fstype] < left]
+    def conclude(self, vm: VM) -> None:
+        """What became of a VM is saved and told on return: before a request changes it, lest half a death is saved."""
+        self._afterwards.do(vm.pod_uid)
 
     def _enter(self, vm: VM, decision: Decision) -> None:
         """Brings the VM into the state that was decided."""
@@ -454,53 +475,31 @@ class Keeper:
     def _lazily(self, vm: VM, layers: Iterable[Layer], now: int) -> set[bytes]:
         return lazily(layers, vm, self.config.cleanup, now, asked=vm.pod_uid in self.lazy)
 
-    def _start_pass(self, vm: VM, sent: Sent | None) -> None:
-        if vm.pod_uid not in self._passes:
-            task = self.start_task(self._pass(vm, sent), f"pass {vm.pod_uid}")
-            self._passes[vm.pod_uid] = task
-            task.add_done_callback(lambda task: self._end_pass(vm, task))
+    def find_out(self, vm: VM, tried: Due | None) -> None:
+        """What came of an umount is found out once nobody's umounts wait for that."""
 
-    def _end_pass(self, vm: VM, task: asyncio.Task[None]) -> None:
-        self._passes.pop(vm.pod_uid, None)
-        if task.cancelled():
-            return
-        if task.exception() is None:
+        def start() -> None:
+            task = self.start_task(self._see_outcome(vm, tried), f"see what came of {vm.pod_uid}")
+            task.add_done_callback(partial(self._on_outcome, vm))
+
+        self._afterwards.then(start)
+
+    def _on_outcome(self, vm: VM, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self.cleaning.end(vm, failed=task.exception() is not None)
+
+    def on_end(self, vm: VM, *, failed: bool) -> None:
+        """It is known what came of its layers, but for a fault, which was logged."""
+        if failed:  # it must not become a busy loop
+            self._set_timer(vm, boottime_usec() + _AGAIN)
+        else:
             self.wake(vm.pod_uid)
-        else:  # it is logged; a fault of ours must not become a busy loop
-            self._set_timer(vm, boottime_usec() + _EXHAUSTED)
 
-    def pass_of(self, pod_uid: str) -> asyncio.Task[None] | None:
-        """The pass under way for a VM, for those who want to wait for its end."""
-        return self._passes.get(pod_uid)
-
-    async def _pass(self, vm: VM, sent: Sent | None) -> None:
-        """Sees an umount job to its end, or waits for a worker that can have one; then finds out what came of it."""
-        try:
-            async with contextlib.AsyncExitStack() as end:
-                if sent:
-                    end.callback(self.pool.give_back, sent.worker)
-                else:
-                    worker = await end.enter_async_context(self.pool.worker())
-                    now = boottime_usec()
-                    decision = self._look_for_nodes_first(vm, self.decide(vm))
-                    sent = self._carry_out(vm, decision, now, worker)
-                self._starved = False
-                if sent:
-                    await passes.finish(sent)
-        except (PoolExhausted, WorkerError) as error:
-            if not self._starved:  # all VMs that wait would say the same
-                log.error("%s: no worker is left to unmount with: %s", title(vm), error)  # noqa: TRY400
-            self._starved = True
-            for layer in vm.layers.values():
-                layer.retry_at = max(layer.retry_at, boottime_usec() + _EXHAUSTED)
-                if layer.state is LayerState.MOUNTED:
-                    layer.error = str(error)
-            await asyncio.sleep(_EXHAUSTED / 1e6)  # a VM without layers would ask for the next pass at once
-            return
+    async def _see_outcome(self, vm: VM, tried: Due | None) -> None:
         await self._settle(vm)
-        if sent:
+        if tried:
             # Who holds them is known just now, and it may have allowed what the job was not allowed.
-            self._retry_lazily(vm, [layer for layer in sent.layers if layer.target.path not in sent.lazy])
+            self._retry_lazily(vm, [layer for layer in tried.layers if layer.target.path not in tried.lazy])
 
     def _retry_lazily(self, vm: VM, layers: Sequence[Layer]) -> None:
         now = boottime_usec()
@@ -513,10 +512,11 @@ class Keeper:
         await self.mounts.fresh(vm.pod_uid)
         transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), boottime_usec(), read_at=self.mounts.read_at)
         if await self.nodes.look(vm):
-            self._surveyed.add(vm.pod_uid)
+            if vm.exited_at:
+                self._surveyed.add(vm.pod_uid)
             self._unseen.pop(vm.pod_uid, None)
         else:  # until it can be told, "released" would be a guess
-            self._unseen[vm.pod_uid] = boottime_usec() + _EXHAUSTED
+            self._unseen[vm.pod_uid] = boottime_usec() + _AGAIN
         await self.inspector.settle(vm.layers.values())
         self._holders.watch(vm.pod_uid, vm.layers.values())
 
@@ -524,11 +524,13 @@ class Keeper:
 
     def forget(self, vm: VM) -> None:
         """Drops a VM from the list."""
+        self._afterwards.do(vm.pod_uid)
         self._set_timer(vm, None)
         self.qemus.forget(vm.pod_uid)
         self.nodes.forget(vm.pod_uid)
         self._holders.watch(vm.pod_uid, ())
         self._surveyed.discard(vm.pod_uid)
+        self._unlooked.discard(vm.pod_uid)
         self._unseen.pop(vm.pod_uid, None)
         self.hurried.discard(vm.pod_uid)
         self._teller.forget(vm)
@@ -561,6 +563,8 @@ class Keeper:
         # First nothing more comes in, so that no new work begins while the old is being cancelled.
         self._holders.close()
         self._lingering.close()
+        self.cleaning.close()
+        self._afterwards.close()
         self.nodes.close()
         self.qemus.close()
         self.inhibitors.close()
@@ -571,21 +575,20 @@ class Keeper:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-#: How soon a busy layer is tried again after its pod's mounts changed, and when no worker is to be had (µs).
+#: How soon a busy layer is tried again after its pod's mounts changed, and what failed or could not be seen (µs).
 _SOON = 200_000
-_EXHAUSTED = 5_000_000
+_AGAIN = 5_000_000
 _UNSEEN = "whether device nodes are left cannot be told: their directory cannot be looked at"
-
-
-def _hangs(layer: Layer) -> bool:
-    return layer.state is LayerState.HUNG
-
-
-def _to_unmount(decision: Decision) -> list[Layer]:
-    """What is due and not only to be looked at."""
-    return [layer for layer in decision.due if layer.state is not LayerState.DETACHED]
 
 
 def _is_to_look(decision: Decision) -> bool:
     """Nothing is to be unmounted, and a pass is to look whether that is all."""
     return decision.state is State.CLEANING and decision.look_at is None
+
+
+def _end_of(vm: VM, process: Process) -> End | None:
+    try:
+        return process.end()
+    except OSError as error:  # no descriptor is left to look with: dead it is all the same
+        log.warning("%s: how process %d ended cannot be told: %s", title(vm), process.pid, error)
+        return None

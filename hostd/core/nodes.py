@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: How long after a change it is looked (µs), and which part of the time looks may take, however full the directory is.
 _AFTER, _SHARE = 500_000, 50
+#: How long changes are gathered before they are read (seconds): our own umounts are such, and come as a burst.
+_GATHER = 0.1
 
 
 class BlockNodes:
@@ -39,14 +41,28 @@ class BlockNodes:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         #: How long the last look at each pod took (µs).
         self._took: dict[str, int] = {}
-        if inotify is not None:
-            asyncio.get_running_loop().add_reader(inotify.fileno(), self._on_events, inotify)
+        self._reading: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._inotify is not None:
+            asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._gather, self._inotify)
+
+    def _gather(self, inotify: Inotify) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(inotify.fileno())
+        self._reading = loop.call_later(_GATHER, self._on_events, inotify)
 
     async def look(self, vm: VM) -> bool:
         """Brings the VM's device nodes up to date; False where they cannot be looked at now."""
         begun = boottime_usec()
+        timer = self._timers.pop(vm.pod_uid, None)
+        if timer:
+            timer.cancel()  # what it was to look for is seen now
         found = await self._survey.block_nodes(vm.pod_uid)
         if found is None:
+            if timer:
+                self._on_change(vm.pod_uid)
             return False
         nodes, watch = found
         self._took[vm.pod_uid] = boottime_usec() - begun
@@ -70,12 +86,14 @@ class BlockNodes:
 
     def close(self) -> None:
         """Ends all of them."""
-        for timer in self._timers.values():
-            timer.cancel()
+        for timer in (*self._timers.values(), self._reading):
+            if timer:
+                timer.cancel()
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fileno())
 
     def _on_events(self, inotify: Inotify) -> None:
+        self._listen()
         for event in inotify.read():
             if event.mask & libc.IN_Q_OVERFLOW:
                 for pod_uid in set(self._watched.values()):

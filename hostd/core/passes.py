@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hostd.core import transitions
@@ -22,9 +24,11 @@ from hostd.linux.pidfd import Identity, identify
 from hostd.linux.pool import Item, PoolExhausted, Worker, WorkerDied, WorkerError, WorkerHung, WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from hostd.core.model import VM
+    from hostd.linux.jobs import Umounts
     from hostd.linux.umount import Outcome
 
 log = logging.getLogger(__name__)
@@ -42,14 +46,6 @@ _MOST_HUNG = 3
 _UNANSWERED = "who pins it cannot be told: the look at all processes did not come back"
 
 
-def intend(worker: Worker, layers: Iterable[Layer]) -> None:
-    """Notes who is about to unmount them. To be saved before it does: a mount leaves the table before an umount that
-    hangs in it comes back, so that without this a hostd that is killed meanwhile would leave the next one a lie."""
-    identity = _identity(worker.pid)
-    for layer in layers:
-        layer.worker = identity
-
-
 def is_at_work(layer: Layer) -> bool:
     """Whether the worker that was noted for it lives, perhaps one of an earlier hostd."""
     found = layer.worker and _identity(layer.worker.pid)
@@ -57,49 +53,94 @@ def is_at_work(layer: Layer) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be unmounted of one VM now."""
+
+    vm: VM
+    layers: Sequence[Layer]
+    #: The targets that may be detached.
+    lazy: AbstractSet[bytes]
+
+
+@dataclass(slots=True)
 class Sent:
-    """A job that a worker has, and the layers that it is about."""
+    """A job that a worker has: VMs, of which it takes one after the other."""
 
     worker: Worker
-    layers: Sequence[Layer]
-    #: The targets that it may detach.
-    lazy: AbstractSet[bytes]
-    outcomes: Awaitable[list[Outcome]]
+    dues: Sequence[Due]
+    job: Umounts
+    #: Until then it is quick.
+    timer: asyncio.TimerHandle | None = None
+
+    def take_back(self) -> tuple[list[Due], list[Due]]:
+        """Leaves the worker with the VM that it is at. Gives those that it is done with, of which the mount table tells
+        what became, and those that it has not come to."""
+        ends = list(accumulate(len(due.layers) for due in self.dues))
+        self.job.take_back(_end_of_one_at(ends, self.job.at))
+        # Between the two, a system call: the worker sees the bound, or is seen beyond it.
+        os.sched_yield()
+        at = self.job.at
+        self.job.take_back(end := _end_of_one_at(ends, at))
+        done = [due for due, its_end in zip(self.dues, ends, strict=True) if its_end <= at]
+        rest = [due for due, its_end in zip(self.dues, ends, strict=True) if its_end > end]
+        self.dues = self.dues[len(done) : len(self.dues) - len(rest)]
+        for due in (*done, *rest):
+            _unsend(due)
+        return done, rest
 
 
-def send(worker: Worker, layers: Sequence[Layer], lazy: set[bytes], looked_at: int) -> Sent:
+def _end_of_one_at(ends: Sequence[int], at: int) -> int:
+    return next(end for end in ends if end > at)
+
+
+def send(worker: Worker, dues: Sequence[Due], looked_at: int) -> Sent:
     """Has the layers unmounted; on return the worker has the job.
 
-    Those that the worker does not come to soon after the look at the pod (CLOCK_BOOTTIME, µs) are left as they are:
+    Those that the worker does not come to soon after the look at the pods (CLOCK_BOOTTIME, µs) are left as they are:
     before they are tried, somebody has to look again.
     """
-    items: list[Item] = [
-        (layer.target.relative, layer.target.path in lazy, layer.target.kind is Kind.HOTPLUG_BLOCK) for layer in layers
-    ]
-    return Sent(worker, layers, lazy, worker.unmount(items, not_after=looked_at + _FRESH))
+    items: list[Item] = []
+    for due in dues:
+        for layer in due.layers:
+            target = layer.target
+            items.append((target.relative, target.path in due.lazy, target.kind is Kind.HOTPLUG_BLOCK))
+            layer.worker = worker.identity
+    return Sent(worker, dues, worker.unmount(items, not_after=looked_at + _FRESH))
 
 
-async def finish(sent: Sent) -> None:
-    """Waits for the end of a job: every layer is tried, whatever becomes of the others, and its state says what came
-    of it."""
-    by_path = {layer.target.relative: layer for layer in sent.layers}
-    try:
-        outcomes = await sent.outcomes
-    except WorkerHung as hung:
-        outcomes = hung.done
-        stuck = by_path.get(hung.relative)
-        if stuck is not None:
-            sentence = f"the umount does not come back (worker {hung.pid} waits for the file system below it)"
-            transitions.see_hung(stuck, _identity(hung.pid), sentence)
-    except WorkerError as error:
-        outcomes = error.done if isinstance(error, WorkerDied) else []
-        log.warning("a pass of pod %s was cut off and is tried again: %s", sent.layers[0].target.pod_uid, error)
-        for path in by_path.keys() - {outcome.relative for outcome in outcomes}:
-            layer = by_path[path]
+def finish(sent: Sent, outcomes: Iterable[Outcome], error: Exception | None) -> None:
+    """The end of a job: every layer was tried, whatever became of the others, and its state says what came of it.
+
+    Layers that the worker had not come to when it hung or died, and those of which it had not told, are as they were:
+    the mount table says what became of them.
+    """
+    by_path = {outcome.relative: outcome for outcome in outcomes}
+    for due in sent.dues:
+        _finish(due, by_path, error, sent.worker)
+
+
+def _finish(due: Due, outcomes: Mapping[bytes, Outcome], error: Exception | None, worker: Worker) -> None:
+    if isinstance(error, WorkerHung | WorkerDied) and all(
+        layer.target.relative != error.relative for layer in due.layers
+    ):
+        error = None  # that was at another VM
+    for layer in due.layers:
+        outcome = outcomes.get(layer.target.relative)
+        if outcome:
+            note(layer, outcome)
+        elif isinstance(error, WorkerHung):
+            if layer.target.relative == error.relative:
+                sentence = f"the umount does not come back (worker {error.pid} waits for the file system below it)"
+                transitions.see_hung(layer, worker.identity, sentence)
+        elif error is not None:
             transitions.see_busy(layer, errno.EAGAIN, str(error), boottime_usec())
-    for outcome in outcomes:
-        note(by_path[outcome.relative], outcome)
-    for layer in sent.layers:
+    if error is not None and not isinstance(error, WorkerHung):
+        log.warning("a pass of pod %s was cut off and is tried again: %s", due.vm.pod_uid, error)
+    _unsend(due)
+
+
+def _unsend(due: Due) -> None:
+    for layer in due.layers:
         if layer.state is not LayerState.HUNG:
             layer.worker = None
 

@@ -34,8 +34,8 @@ _FRESH_SECONDS = 1.0
 
 
 class Qemus:
-    """Who lives. `died` is called with the pod and the process, whose pidfd is closed after it; `quiet` when a watched
-    pod's cgroup has become empty."""
+    """Who lives. `died` is called with the pod and the process, which it takes over; `quiet` when a watched pod's
+    cgroup has become empty."""
 
     def __init__(self, cgroups: PodCgroups, died: Callable[[str, Process], None], quiet: Callable[[str], None]) -> None:
         self.cgroups = cgroups
@@ -58,6 +58,7 @@ class Qemus:
             if process.identity.pid not in self.cgroups.processes(pod_uid):
                 # The first pod of a layout that was not seen yet: its death must not find an empty cgroup beside it.
                 self.cgroups.look()
+            self.cgroups.remember(pod_uid)
         self._followed.setdefault(pod_uid, []).append(process)
         asyncio.get_running_loop().add_reader(process.fd, self._on_death, pod_uid, process)
         return True
@@ -81,10 +82,7 @@ class Qemus:
     def _on_death(self, pod_uid: str, process: Process) -> None:
         asyncio.get_running_loop().remove_reader(process.fd)
         self._followed[pod_uid].remove(process)
-        try:
-            self._died(pod_uid, process)
-        finally:
-            process.close()
+        self._died(pod_uid, process)
 
     def is_other(self, pod_uid: str, identity: Identity) -> None:
         """The process only looked like a QEMU."""
@@ -93,6 +91,7 @@ class Qemus:
     def forget(self, pod_uid: str) -> None:
         """Stops following all of a pod."""
         self.unwatch(pod_uid)
+        self.cgroups.forget(pod_uid)
         self._others.pop(pod_uid, None)
         for process in self._followed.pop(pod_uid, []):
             asyncio.get_running_loop().remove_reader(process.fd)
@@ -123,12 +122,12 @@ class Qemus:
         return Facts(doubt=f"its cgroup cannot be looked at: {failed}"), []
 
     def _look_into(self, vm: VM) -> tuple[Facts, list[Process]]:
-        living = self.cgroups.processes(vm.pod_uid)
+        population, living = self.cgroups.census(vm.pod_uid)
         candidates = self.unidentified(vm.pod_uid, living)
         if not candidates and not living and not (vm.had_qemu and vm.cgroup_seen):
             candidates = self.unidentified(vm.pod_uid, self._naming(vm.pod_uid))
         if not candidates:
-            return self._facts_without_qemu(vm, living), []
+            return self._facts_without_qemu(vm, population, living), []
         pids = ", ".join(str(process.identity.pid) for process in candidates)
         return Facts(doubt=f"process {pids} looks like a QEMU and is not identified yet"), candidates
 
@@ -152,8 +151,10 @@ class Qemus:
             raise
         return found
 
-    def _facts_without_qemu(self, vm: VM, living: Collection[int]) -> Facts:
-        population = self.cgroups.population(vm.pod_uid)
+    def _facts_without_qemu(self, vm: VM, population: Population | None, living: Collection[int]) -> Facts:
+        if population is None:
+            # Perhaps it lies where nobody has looked yet.
+            population = self.cgroups.population(vm.pod_uid)
         if population is Population.POPULATED and not living and vm.had_qemu:
             # The kernel counts a dead process for a moment after it has told its death.
             population = Population.EMPTY

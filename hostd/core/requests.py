@@ -145,6 +145,7 @@ class Requests:
             self._registry.add(vm, must_save=True)
             same = False
         else:
+            self._keeper.conclude(vm)
             self._refuse_contradiction(vm, said, process)
             same = vm.registered and _says_nothing_new(vm, said)
             self._take_word(vm, said)
@@ -180,6 +181,7 @@ class Requests:
     async def unregister(self, pod_uid: str) -> None:
         """Acknowledges a released VM; of others it withdraws what was registered."""
         vm = self._registry[pod_uid]
+        self._keeper.conclude(vm)
         vm.registered = False
         if vm.state is State.RELEASED:
             self._keeper.forget(vm)
@@ -200,6 +202,7 @@ class Requests:
             return True
         if len(vm.layers) >= _MOST_TRACKED:
             raise LimitExceeded(f"pod {pod_uid} has {len(vm.layers)} layers already")
+        self._keeper.conclude(vm)
         vm.layers[meant.path] = Layer(meant, seen_at=boottime_usec(), tracked=True)
         self._registry.commit(vm, must_save=True)
         self._keeper.wake(pod_uid)
@@ -241,6 +244,7 @@ class Requests:
             await self._clean_now(vm, left)
         finally:
             self._keeper.lazy.discard(pod_uid)
+        self._keeper.conclude(vm)
         return [ReleaseRow(layer.target.path, action_of(layer), _result(vm, layer)) for layer in left]
 
     def _would(self, layer: Layer) -> str:
@@ -249,6 +253,7 @@ class Requests:
 
     async def _refuse_living(self, vm: VM) -> None:
         """VMAlive while a QEMU lives, or while nobody knows, or while the pod may yet start one."""
+        self._keeper.conclude(vm)
         decision = self._keeper.decide(vm)
         self._registry.commit(vm)  # what was seen stays true whatever follows from it
         if decision.state is State.RUNNING:
@@ -262,14 +267,14 @@ class Requests:
     async def _clean_now(self, vm: VM, layers: list[Layer]) -> None:
         """Joins the pass under way, then has one more begin after this call, within the patience of a caller."""
         deadline = asyncio.get_running_loop().time() + _PATIENCE
-        under_way = self._keeper.pass_of(vm.pod_uid)
+        under_way = self._keeper.cleaning.of(vm.pod_uid)
         for layer in layers:
             if layer.retry_at < NEVER:
                 layer.retry_at = 0
         for _ in range(3):  # one to be refused, one to learn by whom, and one to detach, where that is allowed
             if under_way is None:
                 self._keeper.wake(vm.pod_uid)
-                under_way = self._keeper.pass_of(vm.pod_uid)
+                under_way = self._keeper.cleaning.of(vm.pod_uid)
             if under_way is not None:
                 await asyncio.wait({under_way}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
             if all(layer.state is LayerState.GONE for layer in layers):
@@ -284,6 +289,7 @@ class Requests:
         await look_around(self._keeper)
         rows: list[SweepRow] = []
         for vm in self._registry:
+            self._keeper.conclude(vm)
             decision = self._keeper.decide(vm)
             for layer in vm.layers.values():
                 if decision.dead and layer.state is not LayerState.GONE:
@@ -297,6 +303,7 @@ class Requests:
                 self._keeper.wake_later(vm.pod_uid)
             else:
                 self._keeper.wake(vm.pod_uid)
+                self._keeper.conclude(vm)
         return rows
 
     # --- policy ---
@@ -304,6 +311,7 @@ class Requests:
     async def set_policy(self, pod_uid: str, policy: Policy) -> None:
         """Durable on return."""
         vm = self._registry[pod_uid]
+        self._keeper.conclude(vm)
         vm.policy = policy
         self._registry.commit(vm, must_save=True)
         self._keeper.wake(pod_uid)
@@ -313,6 +321,7 @@ class Requests:
         if not 0 <= grace_usec < NEVER:
             raise InvalidArgs(f"a grace of {grace_usec} µs is none: from 0 up")
         vm = self._registry[pod_uid]
+        self._keeper.conclude(vm)
         vm.grace_usec = grace_usec
         self._registry.commit(vm, must_save=True)
         self._keeper.wake(pod_uid)
@@ -339,7 +348,7 @@ class Requests:
     async def _passes_end(self, pod_uid: str) -> None:
         """Until what was begun before is done, or hangs: after it nothing is touched any more."""
         uids = [pod_uid] if pod_uid else [vm.pod_uid for vm in self._registry]
-        passes = {task for uid in uids if (task := self._keeper.pass_of(uid)) is not None}
+        passes = {task for uid in uids if (task := self._keeper.cleaning.of(uid)) is not None}
         if passes:
             await asyncio.wait(passes, timeout=_A_PASS)
 

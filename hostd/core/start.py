@@ -38,9 +38,12 @@ async def start(keeper: Keeper, root: KubeletRoot, fds: FdStore, stored: Iterabl
             file.name, file.why, file.kept_as, extra=event(Message.BAD_STATE_FILE, file=file.kept_as),
         )  # fmt: skip
     adopted = fds.adopt(stored)
+    left = {b"/".join((root.path, relative)): worker for relative, worker in keeper.pool.left_at_work().items()}
     # What is mounted still is not what an earlier hostd's worker hangs in.
     keeper.mounts.read()
     for vm in vms:
+        for path in vm.layers.keys() & left.keys():
+            vm.layers[path].worker = left[path]
         _restore(keeper, vm, root.path, fds, adopted.pop(vm.pod_uid, []))
     for processes in adopted.values():
         for process in processes:
@@ -73,6 +76,9 @@ def _restore(keeper: Keeper, vm: VM, kubelet_root: bytes, fds: FdStore, stored: 
     for process in dead:
         fds.drop(process.identity)
         process.close()
+    if (known or vm.had_qemu) and not vm.qemus and not vm.exited_at:
+        # Before its layers are looked for: the earlier hostd may have been at them already.
+        keeper.note_death(vm, boottime_usec())
     keeper.adopt_hung(vm)
 
 

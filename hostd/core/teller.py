@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 _TOLD_AS = {LayerState.DETACHED: Message.LAYER_DETACHED}
 #: How long nothing new is said of a layer whose holders were named: they may change many times a second (µs).
 _TELL_AGAIN = 30_000_000
-_ALIVE = frozenset({State.PENDING, State.RUNNING})
+#: States before a VM's death.
+ALIVE = frozenset({State.PENDING, State.RUNNING})
 
 
 class Before(NamedTuple):
@@ -41,9 +42,11 @@ class Teller:
         #: By layer: errno and holders as they were told last, and when (CLOCK_BOOTTIME, µs).
         self._blocked: dict[tuple[str, bytes], tuple[int, tuple[Holder, ...], int]] = {}
 
-    def tell(self, vm: VM, before: Before, saved: Iterable[Event]) -> None:
-        """What changed, as it was saved, and what that means."""
-        self._registry.tell(*saved, *self._happened(vm, before))
+    def tell(self, vm: VM, before: Before, saved: Iterable[Event], *, under_way: bool) -> None:
+        """What changed, as it was saved, and what that means. While its layers are being tried (`under_way`), it is not
+        known yet who holds those that were refused: of them is told then."""
+        blocked = () if under_way else self._newly_blocked(vm)
+        self._registry.tell(*saved, *self._happened(vm, before), *blocked)
 
     def forget(self, vm: VM) -> None:
         """It is gone from the list."""
@@ -56,14 +59,14 @@ class Teller:
         if vm.state is State.RUNNING and before.state is not State.RUNNING:
             pid = vm.leader.pid if vm.leader else 0
             log.info("%s: running, QEMU is process %d", title(vm), pid, extra=about(Message.VM_RUNNING, vm, leader=pid))
-        elif before.state in _ALIVE and vm.state not in _ALIVE and vm.had_qemu:
+        elif before.state in ALIVE and vm.state not in ALIVE and vm.had_qemu:
             events.append(_exited(vm))
         # Of a blocked VM the layers are told one by one, and a pod that has not begun is nothing to tell.
         if vm.error not in {"", before.error} and vm.state not in {State.PENDING, State.BLOCKED}:
             log.warning("%s: %s: %s", title(vm), vm.state, vm.error, extra=about(Message.VM_STUCK, vm))
         if vm.state is State.RELEASED and before.state is not State.RELEASED:
             events.append(self._released(vm))
-        return [*events, *self._newly_blocked(vm)]
+        return events
 
     def _released(self, vm: VM) -> VMReleased:
         elapsed = max(0, max((layer.gone_at for layer in vm.layers.values()), default=0) - vm.exited_at)

@@ -22,11 +22,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hostd.kubevirt.targets import is_pod_uid
-from hostd.linux.cgroup import Population, hierarchies, population, processes
+from hostd.linux.cgroup import Population, census, hierarchies, population, processes
 from hostd.linux.clock import boottime_usec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 _KUBEPODS = b"kubepods"
 #: Names of a pod's directory. A UUID's dashes are underscores in slices, where a dash divides levels.
@@ -87,6 +87,11 @@ class PodCgroups:
         self._cgroup_root = cgroup_root
         self._kubepods: list[bytes] = []
         self._loose: list[bytes] = []
+        #: The kubelet's own directories, where pods are: kubepods and the QoS classes, whether or not they exist.
+        self._parents: list[bytes] = []
+        self._patterns: list[tuple[bytes, bytes, bytes]] = []
+        #: Pods whose directories are all there, and known.
+        self._complete: dict[str, list[bytes]] = {}
         self._looked_at = self._not_before = 0
         #: Why the last look may have missed a pod, in words; empty if it saw everything.
         self.trouble = ""
@@ -104,6 +109,8 @@ class PodCgroups:
         # What a look with trouble did not see may be there still; what is gone for good is passed over when asked for.
         self._kubepods = list(dict.fromkeys([*walk.kubepods, *(self._kubepods if walk.trouble else [])]))
         self._loose = list(dict.fromkeys([*walk.loose, *(self._loose if walk.trouble else [])]))
+        self._parents = [path for kubepods in self._kubepods for path in (kubepods, *_classes(kubepods))]
+        self._patterns = [_pattern(parent) for parent in self._parents]
         self._looked_at = boottime_usec()
         self._not_before = self._looked_at + (self._looked_at - begun) * _SHARE
 
@@ -133,8 +140,21 @@ class PodCgroups:
 
     def paths(self, pod_uid: str) -> list[bytes]:
         """The directories of this pod that exist: none when it has ended, or has not begun."""
-        found = [path for parent in self._ordered() if _is_directory(path := _pod_directory(parent, pod_uid))]
-        return found + [path for uid, path in _pods_in(self._loose) if uid == pod_uid]
+        # A pod that is found shows that what holds pods is there still: that is not asked then.
+        found = self._directories_of(pod_uid)
+        if not found and self._look_again():
+            found = self._directories_of(pod_uid)
+        return found + self._loose_of(pod_uid)
+
+    def _loose_of(self, pod_uid: str) -> list[bytes]:
+        """Each container may have one, whenever it comes."""
+        return [path for uid, path in _pods_in(self._loose) if uid == pod_uid]
+
+    def _directories_of(self, pod_uid: str) -> list[bytes]:
+        dashes = pod_uid.encode()
+        uids = {b"-": dashes, b"_": dashes.replace(b"-", b"_")}
+        candidates = (before + uids[divider] + after for before, divider, after in self._patterns)
+        return [path for path in candidates if _is_directory(path)]
 
     def population(self, pod_uid: str) -> Population | None:
         """Whether processes are left in the pod; None when it has no directory (now).
@@ -153,18 +173,40 @@ class PodCgroups:
         """The pod's processes (host pids), ascending, from all hierarchies."""
         return sorted({pid for path in self.paths(pod_uid) for pid in processes(path)})
 
+    def remember(self, pod_uid: str) -> None:
+        """The pod's containers run, so its own directories are all there: a census need not look for them again."""
+        if found := self._directories_of(pod_uid):
+            self._complete[pod_uid] = found
+
+    def forget(self, pod_uid: str) -> None:
+        """Ends `remember`."""
+        self._complete.pop(pod_uid, None)
+
+    def census(self, pod_uid: str) -> tuple[Population | None, list[int]]:
+        """`population` and `processes` by one look; what a population costs a walk for is for `population` to say."""
+        known = self._complete.get(pod_uid)
+        found = [census(path) for path in (self.paths(pod_uid) if known is None else known + self._loose_of(pod_uid))]
+        return self._ranked({state for state, _ in found}), sorted({pid for _, living in found for pid in living})
+
     def _population(self, pod_uid: str) -> Population | None:
-        seen = {population(path) for path in self.paths(pod_uid)}
+        return self._ranked({population(path) for path in self.paths(pod_uid)})
+
+    def _ranked(self, seen: Collection[Population]) -> Population | None:
         ranked = (Population.POPULATED, Population.UNREADABLE, Population.EMPTY, Population.GONE)
         unseen = Population.UNREADABLE if self.trouble else None
         return next((answer for answer in ranked if answer in seen), unseen)
 
     def _ordered(self) -> list[bytes]:
         """The kubelet's own directories that exist: kubepods and the QoS classes, in each hierarchy."""
-        if not any(map(_is_directory, self._kubepods)) and boottime_usec() >= self._not_before:
-            self.look()
-        candidates = (path for kubepods in self._kubepods for path in (kubepods, *_classes(kubepods)))
-        return [path for path in candidates if _is_directory(path)]
+        self._look_again()
+        return [path for path in self._parents if _is_directory(path)]
+
+    def _look_again(self) -> bool:
+        """Looks where none of the known directories is left, but not too often; whether it did."""
+        if boottime_usec() < self._not_before or any(map(_is_directory, self._kubepods)):
+            return False
+        self.look()
+        return True
 
 
 class _Walk:
@@ -209,13 +251,13 @@ def _pods_in(parents: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
                 yield uid, os.path.join(parent, name)
 
 
-def _pod_directory(parent: bytes, pod_uid: str) -> bytes:
+def _pattern(parent: bytes) -> tuple[bytes, bytes, bytes]:
+    """What a pod's directory is called in one of the kubelet's: what stands before its UID, what divides that, and what
+    stands after it."""
     name = os.path.basename(parent)
     if name.endswith(b".slice"):
-        pod = b"%s-pod%s.slice" % (name.removesuffix(b".slice"), pod_uid.replace("-", "_").encode())
-    else:
-        pod = b"pod" + pod_uid.encode()
-    return os.path.join(parent, pod)
+        return os.path.join(parent, name.removesuffix(b".slice") + b"-pod"), b"_", b".slice"
+    return os.path.join(parent, b"pod"), b"-", b""
 
 
 def _classes(kubepods: bytes) -> list[bytes]:

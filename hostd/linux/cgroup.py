@@ -120,6 +120,24 @@ def population(path: bytes) -> Population:
         return Population.GONE if error.errno in _VANISHED else Population.UNREADABLE
 
 
+def census(path: bytes) -> tuple[Population, list[int]]:
+    """`population` and `processes` by one look: where the kernel counts nobody, it is not asked who.
+
+    Raises OSError for what may not be read.
+    """
+    try:
+        events = _keyed(path + b"/cgroup.events")
+        if events.get(b"populated") == 0:
+            return Population.EMPTY, []
+        if found := set(_raw_processes(path)):
+            return Population.POPULATED, sorted(found - {0})
+        return _told_by_events(events) if events else _without_processes(path), []
+    except OSError as error:
+        if error.errno not in _VANISHED:
+            raise
+        return Population.GONE, []
+
+
 def _told_by_events(events: dict[bytes, int]) -> Population:
     if b"populated" not in events:
         return Population.UNREADABLE
@@ -130,6 +148,10 @@ def _told_by_processes(path: bytes) -> Population:
     """For v1 and for the unified root, which have no cgroup.events."""
     for _ in _raw_processes(path):
         return Population.POPULATED
+    return _without_processes(path)
+
+
+def _without_processes(path: bytes) -> Population:
     os.stat(path)
     # Of a directory that is no cgroup nothing is known.
     return Population.EMPTY if os.path.exists(path + b"/cgroup.procs") else Population.UNREADABLE

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hostd.linux import worker
 from hostd.linux.holders import Held
-from hostd.linux.link import Job, Link, WorkerDied, WorkerHung
+from hostd.linux.link import Job, Link, WorkerDied, WorkerHung, settle
+from hostd.linux.note import NONE
 from hostd.linux.umount import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from hostd.linux.copies import Wanted
+    from hostd.linux.pidfd import Identity
 
 #: One target of an umount job: path relative to the kubelet's root, lazy, block node.
 Item: TypeAlias = tuple[bytes, bool, bool]
+#: Told of the end of an umount job: its outcomes, and what cut it short.
+OnEnd: TypeAlias = "Callable[[list[Outcome], Exception | None], None]"
 
 #: Bytes of one request; a row is its path and at most this much around it.
 _REQUEST_MAX: Final = worker.MESSAGE_MAX // 2
@@ -38,6 +43,11 @@ class Worker:
     def pid(self) -> int:
         """The worker's process."""
         return self.link.pid
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who that is, for another hostd; None where that could not be found out."""
+        return self.link.identity
 
     def unmount(
         self,
@@ -115,7 +125,7 @@ class Worker:
 
 class Umounts:
     """An umount job under way, in as many requests as it takes; the first is sent at once. Await it for the outcomes,
-    or the error of `Worker`."""
+    or the error of `Worker`; or have `on_end` called with the outcomes until then and the error, if there is one."""
 
     def __init__(
         self, link: Link, items: Sequence[Item], not_after: int, on_outcome: Callable[[Outcome], None] | None
@@ -125,37 +135,82 @@ class Umounts:
         self._on_outcome = on_outcome
         self._done: list[Outcome] = []
         self._chunks = _requests(items)
-        self._job = self._send_next()
+        #: How many targets were in the requests that are done, and how many in the one under way.
+        self._before = self._now = 0
+        self._bound = len(items)
+        self._names: Iterator[bytes] = iter(())
+        self._job: Job | None = None
+        self._end: tuple[list[Outcome], Exception | None] | None = None
+        self._on_end: OnEnd | None = None
+        self._send_next()
+
+    def on_end(self, callback: OnEnd) -> None:
+        """Calls it once the job has ended, or now; it does not raise."""
+        self._on_end = callback
+        if self._end:
+            callback(*self._end)
+
+    @property
+    def at(self) -> int:
+        """The number of the target that the worker is at."""
+        return self._before + min(self._link.note.at, self._now - 1)
+
+    def take_back(self, number: int) -> None:
+        """From this target on they are not to be begun. The worker may just have begun the first of them."""
+        self._bound = number
+        self._link.note.bound = max(0, number - self._before)
 
     def __await__(self) -> Generator[Any, None, list[Outcome]]:
         return self._outcomes().__await__()
 
     async def _outcomes(self) -> list[Outcome]:
-        try:
-            while self._job:
-                await self._link.answer(self._job)
-                self._job = self._send_next()
-        except (WorkerHung, WorkerDied) as error:
-            error.done = self._done
-            raise
-        return self._done
+        outcomes: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        self.on_end(lambda done, error: settle(outcomes, done, error))
+        return await (self._link.answer(self._job, outcomes) if self._job else outcomes)
 
-    def _send_next(self) -> Job | None:
-        items = next(self._chunks, None)
+    def _send_next(self) -> None:
+        self._before += self._now
+        items = next(self._chunks, None) if self._before < self._bound else None
         if items is None:
-            return None
-        names = iter(items)
+            self._finish(None)
+            return
+        items = items[: self._bound - self._before]
+        self._names, self._now = (item[0] for item in items), len(items)
+        self._link.note.at, self._link.note.bound = 0, NONE
 
-        def on_part(value: object) -> None:
-            outcome = _outcome(value, next(names)[0])
+        def name(_: int) -> bytes:
+            return items[min(self._link.note.at, len(items) - 1)][0]
+
+        send = self._link.send
+        self._job = send("unmount", items, self._not_after, name=name, on_part=self._take, on_end=self._on_answer)
+
+    def _take(self, value: object) -> None:
+        if not isinstance(value, list):
+            raise _not_understood(value)
+        for each in value:
+            outcome = _outcome(each, next(self._names, b""))
             self._done.append(outcome)
             if self._on_outcome:
                 self._on_outcome(outcome)
 
-        def name(part: int) -> bytes:
-            return items[min(part, len(items) - 1)][0]
+    def _on_answer(self, answer: object, error: Exception | None) -> None:
+        if error is None:
+            try:
+                self._take(answer)
+                self._send_next()
+            except Exception as unexpected:  # noqa: BLE001  whatever it is, this worker cannot be trusted
+                self._link.kill()
+                self._finish(unexpected)
+        else:
+            self._finish(error)
 
-        return self._link.send("unmount", items, self._not_after, name=name, on_part=on_part)
+    def _finish(self, error: Exception | None) -> None:
+        self._job = None
+        if isinstance(error, WorkerHung | WorkerDied):
+            error.done = self._done
+        self._end = (self._done, error)
+        if self._on_end:
+            self._on_end(*self._end)
 
 
 def _requests(items: Sequence[Item]) -> Iterator[list[Item]]:

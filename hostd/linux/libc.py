@@ -135,9 +135,10 @@ def _c_path(path: bytes) -> bytes:
     return path
 
 
-def umount2(path: bytes, flags: int) -> None:
-    """Unmounts what is mounted on top at `path`. May hang for as long as the file system does."""
-    _checked(_libc.umount2(_c_path(path), flags), path)
+def umount2(path: bytes, flags: int) -> int:
+    """Unmounts what is mounted on top at `path`; the errno, for most of them say what is to be done next. May hang for
+    as long as the file system does."""
+    return ctypes.get_errno() if _libc.umount2(_c_path(path), flags) < 0 else 0
 
 
 def setns(fd: int, nstype: int) -> None:

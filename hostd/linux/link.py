@@ -18,14 +18,16 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hostd.errors import HostdError
 from hostd.linux import clock, worker
+from hostd.linux.note import Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hostd.linux.pidfd import Identity
     from hostd.linux.umount import Outcome
 
 _PACKAGES: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -35,6 +37,9 @@ _PROGRAM: Final = "import sys; sys.path.append(sys.argv[2]); from hostd.linux.wo
 _START_AFTER: Final = 10.0
 #: s: outcomes of a job whose worker has not rung are looked for after so long.
 _FIRST_LOOK: Final = 0.05
+
+
+_T = TypeVar("_T")
 
 
 def _shown(what: bytes) -> str:
@@ -84,27 +89,39 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """One request under way. `name(n)` says what the part number n is about."""
+    """One request under way. `name(n)` says what the part number n is about; `on_end` is called once, with what the
+    answer ends with, or with the error."""
 
     name: Callable[[int], bytes]
     on_part: Callable[[object], None]
-    answer: asyncio.Future[object]
+    on_end: Callable[[object, Exception | None], None]
     progress_at: float
     progress_usec: int
     parts: int = 0
     timer: asyncio.TimerHandle | None = field(default=None)
+
+    ended: bool = False
 
     @property
     def what(self) -> bytes:
         """What the worker is at."""
         return self.name(self.parts)
 
+    def end(self, answer: object, error: Exception | None) -> None:
+        """Calls `on_end`, unless that was done."""
+        if not self.ended:
+            self.ended = True
+            self.on_end(answer, error)
+
 
 class Link:
     """One worker process. `on_change(link)` is called when it became hung or dead."""
 
-    def __init__(self, hung_after: float, on_change: Callable[[Link], None], inotify: int = -1) -> None:
-        """Starts the process, which inherits `inotify`; raises OSError when that fails."""
+    def __init__(
+        self, hung_after: float, on_change: Callable[[Link], None], inotify: int = -1, notes: str | None = None
+    ) -> None:
+        """Starts the process, which inherits `inotify` and a note in the directory `notes`; raises OSError when that
+        fails."""
         self._loop = asyncio.get_running_loop()
         self._hung_after = hung_after
         self._on_change = on_change
@@ -114,6 +131,8 @@ class Link:
         self.joined = False
         #: It came up: its hello was answered.
         self.ready = False
+        #: Who it is, for another hostd; None where that could not be found out.
+        self.identity: Identity | None = None
         with contextlib.ExitStack() as undo:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(self._socket.close)
@@ -122,7 +141,9 @@ class Link:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * worker.MESSAGE_MAX)
                 self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 undo.callback(os.close, self._bell)
-                self._process = _start(theirs.fileno(), self._bell, inotify)
+                self.note = Note.create(notes)
+                undo.callback(self.note.remove)
+                self._process = _start(theirs.fileno(), self._bell, self.note.fileno(), inotify)
             self._pidfd = os.pidfd_open(self._process.pid)
             undo.pop_all()
         self.pid = self._process.pid
@@ -139,8 +160,22 @@ class Link:
         name: Callable[[int], bytes],
         on_part: Callable[[object], None] = lambda _: None,
     ) -> object:
-        """`send` and `answer`; sent before the first suspension."""
-        return await self.answer(self.send(op, *arguments, name=name, on_part=on_part))
+        """The END of the answer to a request that is sent before the first suspension.
+
+        Raises WorkerHung, WorkerDied, WorkerError, or the OSError that the worker met.
+        """
+        answer: asyncio.Future[object] = self._loop.create_future()
+        job = self.send(op, *arguments, name=name, on_part=on_part, on_end=lambda *end: settle(answer, *end))
+        return await self.answer(job, answer)
+
+    async def answer(self, job: Job, answer: asyncio.Future[_T]) -> _T:
+        """Waits for a job's answer; nobody else does, so when that is cancelled the job is given up."""
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self.job is job:
+                self.give_up()
+            raise
 
     def send(
         self,
@@ -148,8 +183,9 @@ class Link:
         *arguments: object,
         name: Callable[[int], bytes],
         on_part: Callable[[object], None] = lambda _: None,
+        on_end: Callable[[object, Exception | None], None],
     ) -> Job:
-        """A request, sent on return. What `on_part` raises ends the worker.
+        """A request, sent on return. What `on_part` raises ends the worker; `on_end` does not raise.
 
         Raises OSError ENAMETOOLONG for one that no message holds.
         """
@@ -159,10 +195,7 @@ class Link:
         assert self.job is None, self.job
         assert self.state in (State.STARTING, State.BUSY), self.state
         now = self._loop.time()
-        job = Job(name, on_part, self._loop.create_future(), now, clock.boottime_usec())
-        # Whoever would wait for it may be cancelled before it does: then how it ended is nobody's business.
-        job.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
-        self.job = job
+        self.job = job = Job(name, on_part, on_end, now, clock.boottime_usec())
         try:
             self._socket.send(request)
         except OSError:
@@ -172,17 +205,10 @@ class Link:
             job.timer = self._loop.call_at(now + min(_FIRST_LOOK, self._hung_after), self._look)
         return job
 
-    async def answer(self, job: Job) -> object:
-        """The END of the answer. Raises WorkerHung, WorkerDied, WorkerError, or the OSError that the worker met."""
-        try:
-            return await job.answer
-        except asyncio.CancelledError:
-            if self.job is job:
-                self.give_up()
-            raise
-
     def give_up(self) -> None:
         """Nobody waits any more: the worker ends after the target that it is at."""
+        if self.job:
+            self.job.ended = True
         self.state = State.LEAVING
         self._hang_up()
         self._on_change(self)
@@ -203,12 +229,12 @@ class Link:
             return
         self.state = State.HUNG
         self._hang_up()
-        self._fail(WorkerHung(job.what, self.pid, self._hung_after))
+        what = job.what
+        job.name = lambda _: what  # whatever its note says by the time that somebody asks again
+        error = WorkerHung(what, self.pid, self._hung_after)
+        # First that it hangs: whoever hears that its job failed looks who does.
         self._on_change(self)
-
-    def _fail(self, error: Exception) -> None:
-        if self.job and not self.job.answer.done():
-            self.job.answer.set_exception(error)
+        job.end(None, error)
 
     # -- messages
 
@@ -232,8 +258,7 @@ class Link:
                 if self._take(*marshal.loads(data)):  # noqa: S302  our own process wrote it; the shape is checked
                     return
             except Exception as error:  # noqa: BLE001  whatever it is, this answer cannot be trusted
-                self._fail(error)
-                self._lost(f"its answer is not understood: {error}")
+                self._lost(error)
                 return
 
     def _take(self, kind: int, *value: Any) -> bool:  # noqa: ANN401  what came is looked at by the operation
@@ -247,14 +272,10 @@ class Link:
             job.parts += 1
             job.progress_at, job.progress_usec = self._loop.time(), clock.boottime_usec()
             return False
-        result = value[0] if kind == worker.END else self._error(*value)
+        answer, error = (value[0], None) if kind == worker.END else (None, self._error(*value))
         # Only now: whatever is wrong with the answer must have come out while the job is still to be failed.
         self._finish(job)
-        if not job.answer.done():
-            if kind == worker.END:
-                job.answer.set_result(result)
-            else:
-                job.answer.set_exception(result)
+        job.end(answer, error)
         return True
 
     def _error(self, number: int, text: str) -> Exception:
@@ -269,11 +290,11 @@ class Link:
 
     # -- the end
 
-    def _lost(self, why: str) -> None:
-        """The worker is of no use: it is killed, and nobody waits for it."""
-        if self.job:
-            self._fail(WorkerDied(self.job.what, self.pid, why))
+    def _lost(self, why: Exception) -> None:
+        """What it says cannot be trusted: it is killed, and nobody waits for it."""
         self.kill()
+        if self.job:
+            self.job.end(None, why)
 
     @property
     def alive(self) -> bool:
@@ -289,20 +310,17 @@ class Link:
         """The pidfd's: the process is a zombie. What it said before is heard first."""
         self._receive()
         status = self._process.wait()
-        if job := self.job:
-            why = f"exit status {status}" if status >= 0 else f"signal {-status}"
-            self._fail(WorkerDied(job.what, self.pid, why))
-        self.close()
+        self._close(f"exit status {status}" if status >= 0 else f"signal {-status}", Note.remove)
         self._on_change(self)
 
     def close(self) -> None:
         """Lets go of the process without waiting for it; kill it first."""
+        self._close("hostd has let go of it", Note.close)
+
+    def _close(self, why: str, let_go: Callable[[Note], None]) -> None:
         if self.state is State.DEAD:
             return
         self.state = State.DEAD
-        if self.job:
-            self._fail(WorkerDied(self.job.what, self.pid, "hostd has let go of it"))
-            self._finish(self.job)
         self._loop.remove_reader(self._bell)
         self._loop.remove_reader(self._pidfd)
         self._socket.close()
@@ -311,14 +329,29 @@ class Link:
         if self._process.poll() is None:
             # It may never end; subprocess shall not watch it nor warn.
             self._process.returncode = -signal.SIGKILL
+        if job := self.job:
+            self._finish(job)
+            job.end(None, WorkerDied(job.what, self.pid, why))
+        let_go(self.note)
 
 
-def _start(fd: int, bell: int, inotify: int = -1) -> subprocess.Popen[bytes]:
+def settle(future: asyncio.Future[_T], answer: _T, error: Exception | None) -> None:
+    """Ends the waiting for it, unless nobody waits any more."""
+    if future.done():
+        return
+    if error:
+        future.set_exception(error)
+    else:
+        future.set_result(answer)
+
+
+def _start(fd: int, bell: int, note_fd: int, inotify: int = -1) -> subprocess.Popen[bytes]:
+    fds = (fd, bell, note_fd, inotify)
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM, "hostd-worker", _PACKAGES, str(fd), str(bell), str(inotify)],
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, "hostd-worker", _PACKAGES, *map(str, fds)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd="/",
-        pass_fds=[each for each in (fd, bell, inotify) if each >= 0],
+        pass_fds=[each for each in fds if each >= 0],
         process_group=0,
     )

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 #: _IOWR(0xFF, 11, struct pidfd_info) of linux/pidfd.h, with the structure's first published size.
 _PIDFD_GET_INFO = 0xC040_FF0B
 _INFO_SIZE = 64
-#: Bit of `mask` (u64 at 0): the exit code (i32 at 60) is asked for, and is there.
-_PIDFD_INFO_EXIT = 1 << 3
+#: Bits of `mask` (u64 at 0): the pid (u32 at 16) is there, asked for or not; the exit code (i32 at 60) is asked for,
+#: and is there.
+_PIDFD_INFO_PID, _PIDFD_INFO_EXIT = 1 << 0, 1 << 3
 _MASK = struct.Struct("=Q")
+_PID = struct.Struct("=16xI")
 _EXIT_CODE = struct.Struct("=60xi")
 
 #: PIDFD_THREAD of linux/pidfd.h: the pidfd is of one thread, whose end is not its process's.
@@ -213,7 +215,26 @@ def _fdinfo_pid(fd: int) -> int | None:
 
 
 def _pid_of(fd: int) -> int:
-    return _fdinfo_pid(fd) or -1
+    info = _info(fd)
+    if info is None:
+        return _fdinfo_pid(fd) or -1
+    told = _MASK.unpack_from(info)[0] & _PIDFD_INFO_PID
+    return (int(_PID.unpack_from(info)[0]) or -1) if told else -1
+
+
+def _info(fd: int) -> bytearray | None:
+    """What the kernel says of the process in one answer (since 6.13, of a reaped one since 6.15); None where it says
+    nothing."""
+    info = bytearray(_INFO_SIZE)
+    _MASK.pack_into(info, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(fd, _PIDFD_GET_INFO, info)
+    except OSError as error:
+        # ENOTTY, EINVAL: the kernel does not know the question; ESRCH: it does, but not about the reaped.
+        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH):
+            return None
+        raise
+    return info
 
 
 def _refuse_other_than_pidfd(fd: int) -> None:
@@ -229,17 +250,9 @@ def _refuse_other_than_pidfd(fd: int) -> None:
 
 def _reaped_exit_code(fd: int) -> int | None:
     """What the kernel keeps of a reaped process for those who hold its pidfd (since 6.15)."""
-    info = bytearray(_INFO_SIZE)
-    _MASK.pack_into(info, 0, _PIDFD_INFO_EXIT)
-    try:
-        fcntl.ioctl(fd, _PIDFD_GET_INFO, info)
-    except OSError as error:
-        # ENOTTY, EINVAL: the kernel does not know the question; ESRCH: it does, but not about the reaped.
-        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH):
-            return None
-        raise
-    told = _MASK.unpack_from(info)[0] & _PIDFD_INFO_EXIT
-    return int(_EXIT_CODE.unpack_from(info)[0]) if told else None
+    info = _info(fd)
+    told = info is not None and _MASK.unpack_from(info)[0] & _PIDFD_INFO_EXIT
+    return int(_EXIT_CODE.unpack_from(info)[0]) if info is not None and told else None
 
 
 def _zombie_exit_code(fd: int) -> int | None:
@@ -251,7 +264,8 @@ def _zombie_exit_code(fd: int) -> int | None:
         code = read_stat(pid).exit_code
     except ProcessLookupError:
         return None
-    return code if _may_trace(pid) and _pid_of(fd) == pid else None
+    # Where it may be that we are refused the truth, it is 0.
+    return code if (code or _may_trace(pid)) and _pid_of(fd) == pid else None
 
 
 def _may_trace(pid: int) -> bool:

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hostd.errors import LimitExceeded
-from hostd.linux import worker
+from hostd.linux import note, worker
 from hostd.linux.inotify import Inotify
 from hostd.linux.jobs import Item, Worker
 from hostd.linux.link import Link, State, WorkerDied, WorkerError, WorkerHung
+from hostd.linux.pidfd import identify
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from hostd.linux.pidfd import Identity
 
 __all__ = ["Hung", "Item", "PoolExhausted", "Worker", "WorkerDied", "WorkerError", "WorkerHung", "WorkerPool"]
 
@@ -50,18 +53,30 @@ class WorkerPool:
     """Workers in the mount namespace of the file `mount_namespace`. One event loop; `start` first, `close` last."""
 
     def __init__(
-        self, mount_namespace: str, kubelet_root: bytes, *, size: int = 2, bound: int = 32, hung_after: float = 2.0
+        self,
+        mount_namespace: str,
+        kubelet_root: bytes,
+        *,
+        size: int = 2,
+        bound: int = 32,
+        hung_after: float = 2.0,
+        notes: str | None = None,
     ) -> None:
-        """`size` jobs at a time; at most `bound` processes, the hung ones included; `hung_after` seconds."""
+        """`size` jobs at a time; at most `bound` processes, the hung ones included; `hung_after` seconds. `notes`: a
+        directory for what they are at, for the next daemon."""
         self._namespace = mount_namespace
+        self._notes = notes
         self._kubelet_root = kubelet_root
         self._size = size
         self._bound = bound
         self._hung_after = hung_after
         self._links: list[Link] = []
-        self._idle: deque[Link] = deque()
+        self._idle: list[Link] = []
         self._waiters: deque[asyncio.Future[Link]] = deque()
         self._unhung: list[Callable[[Hung], None]] = []
+        #: Called when a worker may have come free for one who `take`s it, and when none will.
+        self.on_free: Callable[[], None] = lambda: None
+        self._umounts_first = False
         self._hung: dict[Link, Hung] = {}
         self._greetings: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -89,8 +104,8 @@ class WorkerPool:
             raise WorkerError(self.problem)
 
     def take(self) -> Worker | None:
-        """An idle worker now, to be given back; None while all are at work or others wait for one."""
-        link = None if self._waiters else self._occupy()
+        """An idle worker now, to be given back; None while all are at work."""
+        link = self._occupy()
         return Worker(link) if link else None
 
     def give_back(self, taken: Worker) -> None:
@@ -99,8 +114,9 @@ class WorkerPool:
 
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
-        """A ready worker; without any suspension when one is idle. Raises PoolExhausted, WorkerError."""
-        taken = self.take() or Worker(await self._wait())
+        """A ready worker; at once when one is idle and nobody waits. Raises PoolExhausted, WorkerError."""
+        link = None if self._waiters else self._occupy()
+        taken = Worker(link or await self._wait())
         try:
             yield taken
         finally:
@@ -130,6 +146,15 @@ class WorkerPool:
         """Calls `callback` when a hung worker has come back (and ended); the result ends that."""
         self._unhung.append(callback)
         return lambda: self._unhung.remove(callback)
+
+    def left_at_work(self) -> dict[bytes, Identity]:
+        """The workers of earlier daemons that live still, by the targets (relative to the kubelet's root) that they are
+        at."""
+        found: dict[bytes, Identity] = {}
+        for left in note.left(self._notes) if self._notes else ():
+            with contextlib.suppress(OSError):  # it is gone, or no descriptor is left to look with
+                found[left.target] = identify(left.pid)
+        return found
 
     @property
     def mountinfo_path(self) -> str:
@@ -176,7 +201,7 @@ class WorkerPool:
 
     def _occupy(self) -> Link | None:
         while self._idle and self._busy < self._size:
-            link = self._idle.popleft()
+            link = self._idle.pop()  # the one whose memory is warm
             # One that was killed a moment ago: its end is still to be heard of.
             if link.alive:
                 link.state = State.BUSY
@@ -188,7 +213,8 @@ class WorkerPool:
         return sum(link.state is State.BUSY for link in self._links)
 
     async def _wait(self) -> Link:
-        self._refuse_if_hopeless()
+        if error := self.hopeless:
+            raise error
         waiter: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         # Those before this one may all have been cancelled, with a worker idle.
@@ -213,9 +239,19 @@ class WorkerPool:
     def _free(self, link: Link) -> None:
         link.state = State.IDLE
         self._idle.append(link)
+        # Now these first, now those: neither wait for the end of the others' queue.
+        self._umounts_first = not self._umounts_first
         self._serve_waiters()
 
     def _serve_waiters(self) -> None:
+        if self._umounts_first:
+            self.on_free()
+            self._serve_looks()
+        else:
+            self._serve_looks()
+            self.on_free()
+
+    def _serve_looks(self) -> None:
         while self._waiters:
             if self._waiters[0].done():  # cancelled, and its task has not heard of it yet
                 self._waiters.popleft()
@@ -224,7 +260,9 @@ class WorkerPool:
             else:
                 return
 
-    def _hopeless(self) -> WorkerError | PoolExhausted | None:
+    @property
+    def hopeless(self) -> WorkerError | PoolExhausted | None:
+        """Why no worker is to be had, now or soon; None while one may come."""
         if self._closed:
             return WorkerError("hostd is stopping")
         if any(link.state not in (State.HUNG, State.DEAD) for link in self._links):
@@ -234,10 +272,6 @@ class WorkerPool:
             return PoolExhausted(f"all {self._bound} worker processes hang (on {on}): nothing more can be unmounted")
         return WorkerError(f"no worker process comes up: {self.problem}")
 
-    def _refuse_if_hopeless(self) -> None:
-        if error := self._hopeless():
-            raise error
-
     # -- keeping up the number
 
     def _replenish(self) -> None:
@@ -246,7 +280,7 @@ class WorkerPool:
             if living > self._size or len(self._links) >= self._bound:
                 return
             try:
-                link = Link(self._hung_after, self._changed, self.inotify.fileno() if self.inotify else -1)
+                link = Link(self._hung_after, self._changed, self.inotify.fileno() if self.inotify else -1, self._notes)
             except OSError as error:
                 self._failed(f"cannot start a worker process: {error}")
                 return
@@ -264,6 +298,8 @@ class WorkerPool:
                 link.kill()
             return
         link.ready = True
+        with contextlib.suppress(OSError):  # it is gone, or no descriptor is left to look with
+            link.identity = identify(link.pid)
         self._failures = 0
         self.root, self.problem = root, problem
         self._free(link)
@@ -313,7 +349,8 @@ class WorkerPool:
                 callback(hung)
 
     def _tell_waiters(self) -> None:
-        if error := self._hopeless():
+        if error := self.hopeless:
+            self.on_free()
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_exception(error)

@@ -40,26 +40,46 @@ class Outcome(NamedTuple):
     detached: bool = False
 
 
-def unmount(root_fd: int, relative: bytes, *, lazy: bool, block_node: bool) -> Outcome:
-    """Unmounts the whole stack on `relative` below `root_fd`, then deletes the mountpoint when it is empty.
+class Neighbours:
+    """Targets below `root_fd`, unmounted one after the other: those that lie beside each other share one walk to their
+    directory. `leave` before anything else is done, and after anything that took long: it may lie elsewhere by then."""
 
-    Plain umounts first; with `lazy` a busy one is detached (with all that is mounted below it). A block device's node
-    is deleted only with `block_node`. Leaves the process in "/".
-    """
-    try:
-        parent, name = walk.split(relative)
-        fd = walk.open_beneath(root_fd, parent, os.O_PATH | os.O_DIRECTORY)
-    except OSError as error:
-        return _no_way(relative, error)
-    try:
-        os.fchdir(fd)
-        return _unmount_here(relative, name, lazy=lazy, block_node=block_node)
-    except OSError as error:
-        return Outcome(relative, 0, error.errno or errno.EIO, error.strerror or str(error), removed=False, mounted=True)
-    finally:
-        # The current directory pins its mount: never a pod's while idle.
-        os.chdir(b"/")
-        os.close(fd)
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+        self._parent = b""
+
+    def unmount(self, relative: bytes, *, lazy: bool, block_node: bool) -> Outcome:
+        """Unmounts the whole stack on `relative`, then deletes the mountpoint when it is empty.
+
+        Plain umounts first; with `lazy` a busy one is detached (with all that is mounted below it). A block device's
+        node is deleted only with `block_node`. Leaves the process in the target's directory, until `leave`.
+        """
+        try:
+            parent, name = walk.split(relative)
+            if parent != self._parent:
+                self._enter(parent)
+        except OSError as error:
+            return _no_way(relative, error)
+        try:
+            return _unmount_here(relative, name, lazy=lazy, block_node=block_node)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return Outcome(relative, 0, error.errno or errno.EIO, reason, removed=False, mounted=True)
+
+    def _enter(self, parent: bytes) -> None:
+        self.leave()
+        fd = walk.open_beneath(self._root_fd, parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            os.fchdir(fd)
+        finally:
+            os.close(fd)
+        self._parent = parent
+
+    def leave(self) -> None:
+        """Back to "/": the current directory pins its mount, which must never be a pod's while idle."""
+        if self._parent:
+            self._parent = b""
+            os.chdir(b"/")
 
 
 def _no_way(relative: bytes, error: OSError) -> Outcome:
@@ -74,54 +94,53 @@ def _no_way(relative: bytes, error: OSError) -> Outcome:
 def _unmount_here(relative: bytes, name: bytes, *, lazy: bool, block_node: bool) -> Outcome:
     done, detached = 0, False
     while done < STACK_BOUND:
-        try:
-            detached |= _umount_one(name, lazy=lazy)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return Outcome(relative, done, 0, "", removed=False, mounted=False, detached=detached)
-            if error.errno == errno.EINVAL:
-                return _remove(Outcome(relative, done, 0, "", False, False, detached), name, block_node=block_node)
-            return Outcome(relative, done, error.errno or errno.EIO, _why(error), False, True, detached)
+        number, lazily = _umount_one(name, lazy=lazy)
+        detached |= lazily
+        if number == errno.ENOENT:
+            return Outcome(relative, done, 0, "", removed=False, mounted=False, detached=detached)
+        if number == errno.EINVAL:
+            return _remove(relative, name, done, detached=detached, block_node=block_node)
+        if number:
+            return Outcome(relative, done, number, _why(number), removed=False, mounted=True, detached=detached)
         done += 1
     reason = f"more than {STACK_BOUND} mounts are stacked here: the rest is left to the next pass"
     return Outcome(relative, done, errno.EAGAIN, reason, removed=False, mounted=True, detached=detached)
 
 
-def _umount_one(name: bytes, *, lazy: bool) -> bool:
-    """Takes the topmost mount off; whether it had to be detached."""
-    try:
-        libc.umount2(name, libc.UMOUNT_NOFOLLOW)
-    except OSError as error:
-        if not lazy or error.errno != errno.EBUSY:
-            raise
-        libc.umount2(name, libc.UMOUNT_NOFOLLOW | libc.MNT_DETACH)
-        return True
-    return False
+def _umount_one(name: bytes, *, lazy: bool) -> tuple[int, bool]:
+    """Takes the topmost mount off: the errno, and whether it had to be detached."""
+    number = libc.umount2(name, libc.UMOUNT_NOFOLLOW)
+    if number != errno.EBUSY or not lazy:
+        return number, False
+    number = libc.umount2(name, libc.UMOUNT_NOFOLLOW | libc.MNT_DETACH)
+    return number, not number
 
 
-def _why(error: OSError) -> str:
-    if error.errno == errno.EBUSY:
+def _why(number: int) -> str:
+    if number == errno.EBUSY:
         return "busy: a process, a loop device or a mount below uses it"
-    return error.strerror or str(error)
+    return os.strerror(number)
 
 
-def _remove(outcome: Outcome, name: bytes, *, block_node: bool) -> Outcome:
+def _remove(relative: bytes, name: bytes, done: int, *, detached: bool, block_node: bool) -> Outcome:
     """Deletes the mountpoint if nothing is lost with it. Private copies in other namespaces go with a file."""
+    number, left, mounted = 0, "", False
     try:
         left = _delete(name, os.lstat(name), block_node=block_node)
     except FileNotFoundError:
-        return outcome
+        return Outcome(relative, done, 0, "", removed=False, mounted=False, detached=detached)
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
-            return outcome._replace(error="the directory is not empty and stays")
-        if error.errno == errno.EBUSY:
-            reason = "mounted again by somebody else meanwhile, or a mount that may not be taken off"
-            return outcome._replace(errno=errno.EBUSY, error=reason, mounted=True)
-        reason = f"unmounted, but the mountpoint cannot be deleted: {error.strerror}"
-        return outcome._replace(errno=error.errno or errno.EIO, error=reason)
+            left = "the directory is not empty and stays"
+        elif error.errno == errno.EBUSY:
+            number, mounted = errno.EBUSY, True
+            left = "mounted again by somebody else meanwhile, or a mount that may not be taken off"
+        else:
+            number = error.errno or errno.EIO
+            left = f"unmounted, but the mountpoint cannot be deleted: {error.strerror}"
     if left == _SYMLINK:
-        return outcome._replace(errno=errno.ELOOP, error=left)
-    return outcome._replace(removed=not left, error=left)
+        number = errno.ELOOP
+    return Outcome(relative, done, number, left, removed=not left, mounted=mounted, detached=detached)
 
 
 _SYMLINK = "refused: a symlink stands where the target should be"

@@ -2,8 +2,8 @@
 
 Started by `hostd.linux.link` with one end of a SOCK_SEQPACKET pair and an eventfd, the bell. It serves one request
 after the other, each one message `(op, arguments)`, with any number of `(PART, value)` and at last `(END, value)` or
-`(ERROR, errno, text)`. The daemon reads when the bell rings: for quick targets it does not ring one by one, because
-waking the daemon costs more than an umount; what was said before a target that hangs waits in the socket all the same.
+`(ERROR, errno, text)`. The daemon reads when the bell rings. Quick targets are told together, because a message costs
+more than an umount; which one it is at, its note says (`hostd.linux.note`), should it hang there.
 
 It ends when the other end closes, or stops sending: then also before the next target of a job under way, so that a
 job given up by the daemon touches nothing more, however late it is taken up.
@@ -13,6 +13,7 @@ It joins the host's mount namespace at `hello`. Everything is imported before th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import marshal
 import os
@@ -24,12 +25,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from hostd.linux import clock, holders, libc, process, umount, walk
+from hostd.linux.note import Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 #: Rises with every change of the messages: after an upgrade an old daemon may start a new worker.
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 PART: Final = 0
 END: Final = 1
 ERROR: Final = 2
@@ -37,8 +39,10 @@ ERROR: Final = 2
 #: Largest message, bytes; and what one part of a long answer holds at most.
 MESSAGE_MAX: Final = 128 << 10
 PART_MAX: Final = 32 << 10
-#: ns: outcomes of targets are announced at least so often.
-RING_EVERY: Final = 1_000_000
+#: ns: outcomes of targets are told at least so often.
+TELL_EVERY: Final = 10_000_000
+#: Outcomes in one message, whose words may be long.
+TELL_MOST: Final = 64
 #: Entries of one directory; more is an error, for the directory may be an attacker's.
 ENTRIES_MAX: Final = 65536
 #: Entries that are passed over between two signs of progress.
@@ -57,9 +61,10 @@ _DT_UNKNOWN, _DT_DIR, _DT_REG, _DT_LNK = 0, 4, 8, 10
 class Worker:
     """The state of one worker: its socket and, after `hello`, the configured kubelet root."""
 
-    def __init__(self, fd: int, bell: int, inotify: int = -1) -> None:
+    def __init__(self, fd: int, bell: int, note_fd: int, inotify: int = -1) -> None:
         self._fd = fd
         self._bell = bell
+        self._note = Note(note_fd)
         self._inotify = inotify
         self._root = b""
         self._poll = select.poll()
@@ -96,14 +101,13 @@ class Worker:
         except Exception as error:  # noqa: BLE001  the edge of a job: the daemon is told, and names it
             self._send(ERROR, 0, f"{type(error).__name__}: {error}"[:4096])
 
-    def _send(self, *message: object, ring: bool = True) -> None:
+    def _send(self, *message: object) -> None:
         os.write(self._fd, marshal.dumps(message))  # type: ignore[arg-type]
-        if ring:
-            os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._bell, 1)
 
-    def _part(self, value: object, *, ring: bool = True) -> None:
+    def _part(self, value: object) -> None:
         """Sends a part of the answer; ends the process when the daemon has given the job up."""
-        self._send(PART, value, ring=ring)
+        self._send(PART, value)
         self._end_if_given_up()
 
     def _end_if_given_up(self) -> None:
@@ -136,8 +140,8 @@ class Worker:
         # Anew for each job: it may appear, or be mounted over, after the worker started.
         return os.open(self._root, os.O_PATH | os.O_DIRECTORY)
 
-    def unmount(self, items: list[tuple[bytes, bool, bool]], not_after: int) -> None:
-        """One Outcome (as a tuple) a part, each before the next target is touched.
+    def unmount(self, items: list[tuple[bytes, bool, bool]], not_after: int) -> list[tuple[Any, ...]]:
+        """Outcomes (as tuples) in the order of the targets, in parts and at the end.
 
         No target is begun after `not_after` (CLOCK_BOOTTIME, µs): what was seen of the pod is too old then.
         """
@@ -145,22 +149,40 @@ class Worker:
             root_fd = self._open_root()
         except OSError as error:
             reason = f"the kubelet's root {os.fsdecode(self._root)!r} cannot be opened: {error.strerror}"
-            for relative, _, _ in items:
-                self._part(tuple(umount.Outcome(relative, 0, error.errno or errno.EIO, reason, False, True)))
-            return
-        rung = time.monotonic_ns()
+            number = error.errno or errno.EIO
+            failed = [tuple(umount.Outcome(relative, 0, number, reason, False, True)) for relative, _, _ in items]
+            while len(failed) > TELL_MOST:
+                self._part(failed[:TELL_MOST])
+                del failed[:TELL_MOST]
+            return failed
+        with contextlib.suppress(OSError):  # the disk is full, say: no reason not to unmount
+            self._note.write([relative for relative, _, _ in items])
+        neighbours = umount.Neighbours(root_fd)
         try:
-            for relative, lazy, block_node in items:
-                self._end_if_given_up()
-                if clock.boottime_usec() > not_after:
-                    return
-                outcome = umount.unmount(root_fd, relative, lazy=lazy, block_node=block_node)
-                now = time.monotonic_ns()
-                ring = now - rung >= RING_EVERY
-                self._part(tuple(outcome), ring=ring)
-                rung = now if ring else rung
+            return self._unmount(neighbours, items, not_after)
         finally:
+            neighbours.leave()
             os.close(root_fd)
+            with contextlib.suppress(OSError):
+                self._note.write([])
+
+    def _unmount(
+        self, neighbours: umount.Neighbours, items: list[tuple[bytes, bool, bool]], not_after: int
+    ) -> list[tuple[Any, ...]]:
+        untold: list[tuple[Any, ...]] = []
+        told_at = time.monotonic_ns()
+        for number, (relative, lazy, block_node) in enumerate(items):
+            self._note.at = number
+            # Between the two, a system call: whoever takes this target back sees either that or is seen.
+            self._end_if_given_up()
+            if clock.boottime_usec() > not_after or number >= self._note.bound:
+                break
+            untold.append(tuple(neighbours.unmount(relative, lazy=lazy, block_node=block_node)))
+            if (now := time.monotonic_ns()) - told_at >= TELL_EVERY or len(untold) >= TELL_MOST:
+                neighbours.leave()
+                self._part(untold)
+                untold, told_at = [], now
+        return untold
 
     def list_directory(self, path: bytes) -> None:
         """Lists of (name, d_type): of an absolute path, or of one below the kubelet's root (no symlink followed)."""
@@ -302,7 +324,7 @@ def _must_be_regular(found: os.stat_result, path: bytes) -> None:
 
 
 def main() -> NoReturn:
-    """`worker FD BELL INOTIFY`: serves the socket FD until its other end is closed."""
+    """`worker FD BELL NOTE INOTIFY`: serves the socket FD until its other end is closed."""
     libc.set_process_name(b"hostd-worker")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

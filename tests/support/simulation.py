@@ -27,7 +27,7 @@ import os
 import select
 import selectors
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
@@ -138,6 +138,8 @@ class Kernel:
         #: How late notices of the mount table and of cgroups come (µs).
         self.lateness = 0
         self.stored: dict[str, Task] = {}
+        #: What the workers note that they are at, by start time.
+        self.notes: dict[int, tuple[Task, bytes]] = {}
         self.read_last: frozenset[int] = frozenset()
         #: Mounts of which hostd knows that they are pinned: it was told so, or it detached them itself.
         self.known_pinned: set[int] = set()
@@ -459,6 +461,9 @@ class SimProcess:
             return End()
         return self._task.end
 
+    def fileno(self) -> int:
+        return self._fd
+
     def close(self) -> None:
         if self._fd >= 0:
             self._kernel.close_fd(self._fd)
@@ -553,6 +558,15 @@ class SimCgroups:
             return Population.UNREADABLE
         return self._kernel.cgroups.get(pod_uid)
 
+    def remember(self, pod_uid: str) -> None:
+        """There is one."""
+
+    def forget(self, pod_uid: str) -> None:
+        """There is one."""
+
+    def census(self, pod_uid: str) -> tuple[Population | None, list[int]]:
+        return self.population(pod_uid), self.processes(pod_uid)
+
     def processes(self, pod_uid: str) -> list[int]:
         if pod_uid in self._kernel.unreadable:
             raise PermissionError(errno.EACCES, "permission denied")
@@ -565,12 +579,17 @@ class SimWorker:
     def __init__(self, pool: SimPool, task: Task) -> None:
         self._pool, self._kernel = pool, pool.kernel
         self.task = task
+        self.at, self.bound = 0, 1 << 30
 
     @property
     def pid(self) -> int:
         return self.task.pid
 
-    def unmount(self, items: Sequence[tuple[bytes, bool, bool]], *, not_after: int) -> Awaitable[list[Outcome]]:
+    @property
+    def identity(self) -> Identity:
+        return self._kernel._identify(self.pid)
+
+    def unmount(self, items: Sequence[tuple[bytes, bool, bool]], *, not_after: int) -> SimUmounts:
         # Nothing was awaited since the caller looked: from here on the kernel's own EBUSY is the only guard.
         for relative, _, _ in items:
             if living := self._kernel.vms(pod_of(relative)):
@@ -578,18 +597,21 @@ class SimWorker:
             if self._kernel.about_to_start(pod_of(relative)):
                 self._kernel.violations.append(f"{relative!r} is to be unmounted though its pod has only begun")
         self._pool.jobs += 1
-        return asyncio.ensure_future(self._unmount(items, not_after))
+        job = self._pool.at_work[self.task.pid] = asyncio.ensure_future(self._unmount(items, not_after))
+        return SimUmounts(self, job)
 
     async def _unmount(self, items: Sequence[tuple[bytes, bool, bool]], not_after: int) -> list[Outcome]:
         done: list[Outcome] = []
-        for relative, lazy, block_node in items:
+        for self.at, (relative, lazy, block_node) in enumerate(items):
+            self._kernel.notes[self.task.start_time] = self.task, relative
             await asyncio.sleep(0.001)
-            if self._kernel.now > not_after:
+            if self._kernel.now > not_after or self.at >= self.bound:
                 break
             if KUBELET + b"/" + relative in self._kernel.hanging:
                 done.append(await self._hang(relative, lazy, done))
             else:
                 done.append(self._kernel.unmount(relative, lazy=lazy, block_node=block_node))
+        self._kernel.notes.pop(self.task.start_time, None)
         await asyncio.sleep(0.000_01)  # until hostd hears of it
         return done
 
@@ -602,9 +624,33 @@ class SimWorker:
         if came_back.done():
             return came_back.result()  # type: ignore[no-any-return]
         hung = WorkerHung(relative, stuck.worker.pid, HUNG_AFTER / 1e6)
-        hung.done = done
+        hung.done = done[:-1]  # of the last one it was about to tell
         self._pool.set_aside(stuck)
         raise hung
+
+
+class SimUmounts:
+    """Stands in for an umount job under way."""
+
+    def __init__(self, worker: SimWorker, job: asyncio.Future[list[Outcome]]) -> None:
+        self._worker, self._job = worker, job
+
+    @property
+    def at(self) -> int:
+        return self._worker.at
+
+    def take_back(self, number: int) -> None:
+        self._worker.bound = number
+
+    def on_end(self, callback: Callable[[list[Outcome], Exception | None], None]) -> None:
+        def ended(job: asyncio.Future[list[Outcome]]) -> None:
+            if job.cancelled():
+                return
+            error = job.exception()
+            assert error is None or isinstance(error, WorkerHung), error
+            callback(error.done if error else job.result(), error)
+
+        self._job.add_done_callback(ended)
 
 
 class SimPool:
@@ -618,6 +664,9 @@ class SimPool:
         self.dead = False
         self._idle: list[Task] = []
         self._tasks: list[Task] = []
+        self.on_free: Callable[[], None] = lambda: None
+        #: Umounts under way, by worker.
+        self.at_work: dict[int, asyncio.Future[list[Outcome]]] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._hung: dict[int, tuple[_Stuck, Hung]] = {}
         self._unhung: list[Callable[[Hung], None]] = []
@@ -648,15 +697,29 @@ class SimPool:
         return SimWorker(self, self._idle.pop())
 
     def give_back(self, taken: SimWorker) -> None:
-        if taken.task in self._tasks:
+        job = self.at_work.pop(taken.task.pid, None)
+        if job and not job.done():  # given up: it ends after the target that it is at
+            job.cancel()
+            self._tasks.remove(taken.task)
+            self.kernel.die(taken.task, End(status=0))
+        elif taken.task in self._tasks:
             self._idle.append(taken.task)
         self._wake_one()
+
+    @property
+    def hopeless(self) -> PoolExhausted | None:
+        return PoolExhausted(f"all {BOUND} worker processes hang") if len(self._hung) >= BOUND else None
+
+    def left_at_work(self) -> dict[bytes, Identity]:
+        return {
+            relative: self.kernel._identify(task.pid) for task, relative in self.kernel.notes.values() if task.alive
+        }
 
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[SimWorker]:
         while (taken := self.take()) is None:
-            if len(self._hung) >= BOUND:
-                raise PoolExhausted(f"all {BOUND} worker processes hang")
+            if error := self.hopeless:
+                raise error
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
@@ -674,6 +737,7 @@ class SimPool:
                 self.kernel.die(task, End(status=0))
 
     def _wake_one(self) -> None:
+        self.on_free()
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done() and not waiter.get_loop().is_closed():
@@ -700,6 +764,7 @@ class SimPool:
 
     def set_aside(self, stuck: _Stuck) -> None:
         self._tasks.remove(stuck.worker)
+        self.at_work.pop(stuck.worker.pid, None)
         self._hung[stuck.worker.pid] = (stuck, Hung(stuck.relative, stuck.worker.pid, stuck.since))
 
     async def run(self, op: str, *arguments: Any) -> Any:

@@ -37,6 +37,7 @@ class Seen:
 
     def died(self, pod_uid: str, process: Process) -> None:
         self.deaths.append((pod_uid, process.identity.pid, process.end()))
+        process.close()
 
     def look(self, vm: VM) -> tuple[bool, str, Population | None, list[int]]:
         facts, candidates = self.qemus.look(vm)
@@ -105,6 +106,7 @@ async def test_a_cgroup_that_cannot_be_read_is_a_doubt(seen: Seen, monkeypatch: 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(seen.qemus.cgroups, "processes", fail)
+    monkeypatch.setattr(seen.qemus.cgroups, "census", fail)
     alive, doubt, _, _ = seen.look(VM(POD))
     assert not alive
     assert "cannot be looked at" in doubt

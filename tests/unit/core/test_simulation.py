@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from hostd.linux import umount as real_umount
 from hostd.linux.mount_table import parse
 from hostd.linux.pidfd import End, Process
 from hostd.linux.umount import Outcome
+from tests.support import umounts
 from tests.support.core import POD
 from tests.support.mountns import MountNamespace, umount
 from tests.support.simulation import KUBELET, Kernel, SimProcess, Task, target_of
@@ -80,7 +80,7 @@ class Simulated:
 
 def _unmount(root: bytes, relative: bytes, lazy: bool) -> Outcome:
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    return real_umount.unmount(fd, relative, lazy=lazy, block_node=False)
+    return umounts.unmount(fd, relative, lazy=lazy, block_node=False)
 
 
 class Real:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hostd.linux import jobs, link, worker
 from hostd.linux.holders import Held
-from hostd.linux.link import Link, State
+from hostd.linux.link import Link, State, WorkerDied
 from hostd.linux.umount import Outcome
 
 ATOMS = st.none() | st.booleans() | st.integers(-2, 5) | st.integers() | st.text(max_size=3) | st.binary(max_size=3)
@@ -69,7 +69,7 @@ class Mute(Link):
     def __init__(self) -> None:
         self.other: socket.socket
 
-        def start(fd: int, _bell: int, _inotify: int) -> subprocess.Popen[bytes]:
+        def start(fd: int, _bell: int, _note: int, _inotify: int) -> subprocess.Popen[bytes]:
             self.other = socket.fromfd(fd, socket.AF_UNIX, socket.SOCK_SEQPACKET)
             return subprocess.Popen(["sleep", "100"])
 
@@ -109,3 +109,23 @@ async def test_whatever_a_worker_says_its_job_ends_and_the_loop_goes_on(messages
         assert all(type(outcome) is Outcome for outcome in await job)
     assert mute.job is None
     assert trouble == []
+
+
+async def test_what_was_taken_back_is_in_no_later_request() -> None:
+    """A job of more targets than one request holds, cut short while the first request is under way."""
+    mute = Mute()
+    items = [(b"pods/%0100d" % number, False, False) for number in range(640)]
+    job = jobs.Worker(mute).unmount(items)
+    _, (first, _) = marshal.loads(mute.other.recv(worker.MESSAGE_MAX))
+    assert len(first) < 500
+    job.take_back(500)
+    answer = [(path, 1, 0, "", True, False, False) for path, _, _ in first]
+    mute.other.send(marshal.dumps((worker.END, answer)))
+    mute._receive()
+    _, (second, _) = marshal.loads(mute.other.recv(worker.MESSAGE_MAX))
+    assert [*first, *second] == items[:500]
+    assert job.at == len(first)
+    mute.end()
+    with pytest.raises(WorkerDied) as caught:
+        await job
+    assert len(caught.value.done) == len(first)

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,24 +80,21 @@ def test_openat2_goes_on_after_a_signal(tmp_path: Path) -> None:
 
 def test_a_nul_is_refused_and_not_taken_for_the_end() -> None:
     fd = os.open("/", os.O_PATH)
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: libc.umount2(b"/nowhere\0/x", libc.UMOUNT_NOFOLLOW),
         lambda: libc.openat2(fd, b"etc\0x", os.O_PATH, 0),
         lambda: libc.filesystem_type(b"/\0x"),
         lambda: libc.inotify_add_watch(fd, b"/\0x", libc.IN_CREATE),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="NUL"):
             call()
     os.close(fd)
 
 
 def test_umount2_of_what_is_no_mountpoint(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Invalid argument") as caught:
-        libc.umount2(os.fsencode(tmp_path), libc.UMOUNT_NOFOLLOW)
-    assert caught.value.errno == errno.EINVAL
-    assert caught.value.filename == os.fsencode(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        libc.umount2(os.fsencode(tmp_path / "missing"), libc.UMOUNT_NOFOLLOW)
+    assert libc.umount2(os.fsencode(tmp_path), libc.UMOUNT_NOFOLLOW) == errno.EINVAL
+    assert libc.umount2(os.fsencode(tmp_path / "missing"), libc.UMOUNT_NOFOLLOW) == errno.ENOENT
 
 
 def test_umount2_and_setns_in_another_namespace() -> None:
@@ -106,10 +104,9 @@ def test_umount2_and_setns_in_another_namespace() -> None:
         host.call(os.symlink, target, link)
 
         def unmount() -> int:
-            with pytest.raises(OSError, match="Invalid argument"):
-                libc.umount2(link, libc.UMOUNT_NOFOLLOW)
+            assert libc.umount2(link, libc.UMOUNT_NOFOLLOW) == errno.EINVAL
             assert os.path.ismount(target)
-            libc.umount2(target, libc.UMOUNT_NOFOLLOW)
+            assert libc.umount2(target, libc.UMOUNT_NOFOLLOW) == 0
             return os.getpid()
 
         assert host.call(unmount) != os.getpid()

@@ -12,6 +12,7 @@ import pytest
 
 from hostd.linux import umount
 from tests.support.mountns import MS_BIND, Child, MountNamespace, enter, mount
+from tests.support.umounts import unmount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ class Host:
         def inside() -> tuple[umount.Outcome, list[str], bytes]:
             root_fd = os.open(self.kubelet, os.O_PATH | os.O_DIRECTORY)
             before = os.listdir("/proc/self/fd")
-            outcome = umount.unmount(root_fd, parent + b"/" + name, lazy=lazy, block_node=block_node)
+            outcome = unmount(root_fd, parent + b"/" + name, lazy=lazy, block_node=block_node)
             assert os.listdir("/proc/self/fd") == before, "a descriptor was left"
             return outcome, before, os.getcwdb()
 
@@ -270,7 +271,7 @@ def test_a_symlink_on_the_way(host: Host) -> None:
 @pytest.mark.parametrize("relative", [b"../../x", b"/etc/passwd", b"", b".", b"a\0b"])
 def test_paths_that_are_none(host: Host, relative: bytes) -> None:
     def inside() -> umount.Outcome:
-        return umount.unmount(os.open(host.kubelet, os.O_PATH), relative, lazy=True, block_node=True)
+        return unmount(os.open(host.kubelet, os.O_PATH), relative, lazy=True, block_node=True)
 
     outcome = host.namespace.call(inside)
     assert outcome.errno in (errno.EXDEV, errno.EINVAL)
@@ -289,7 +290,7 @@ def test_mounted_again_before_the_mountpoint_is_deleted(host: Host) -> None:
             real(name)
 
         os.unlink = late  # type: ignore[assignment]
-        return umount.unmount(os.open(host.kubelet, os.O_PATH), PARENT + b"/disk_0.img", lazy=False, block_node=False)
+        return unmount(os.open(host.kubelet, os.O_PATH), PARENT + b"/disk_0.img", lazy=False, block_node=False)
 
     outcome = host.namespace.call(inside)
     assert (outcome.done, outcome.errno, outcome.mounted, outcome.removed) == (1, errno.EBUSY, True, False)
@@ -321,7 +322,7 @@ def test_an_attacker_who_swaps_the_parent(host: Host) -> None:
     def attack() -> set[int]:
         root_fd = os.open(host.kubelet, os.O_PATH)
         relative = PARENT + b"/swapped/disk"
-        return {umount.unmount(root_fd, relative, lazy=True, block_node=True).errno for _ in range(2000)}
+        return {unmount(root_fd, relative, lazy=True, block_node=True).errno for _ in range(2000)}
 
     with Child(swap) as attacker:
         attacker.hear()
@@ -330,3 +331,40 @@ def test_an_attacker_who_swaps_the_parent(host: Host) -> None:
     assert victim in namespace.targets()
     assert namespace.exists(victim)
     assert found <= {0, errno.ELOOP, errno.ENOTDIR, errno.EAGAIN}
+
+
+def test_neighbours_share_a_walk_and_others_have_their_own(host: Host) -> None:
+    other = b"pods/y/volumes"
+    host.namespace.mkdir(host.kubelet + b"/" + other)
+    targets = [host.bind(b"a"), host.bind(b"b"), host.bind(b"c")]
+    elsewhere = host.namespace.touch(host.kubelet + b"/" + other + b"/d")
+    host.namespace.bind(host.image, elsewhere)
+
+    def inside() -> tuple[list[bytes], bytes]:
+        neighbours = umount.Neighbours(os.open(host.kubelet, os.O_PATH))
+        wheres = []
+        for relative in (PARENT + b"/a", PARENT + b"/b", other + b"/d", PARENT + b"/c"):
+            assert neighbours.unmount(relative, lazy=False, block_node=False).removed
+            wheres.append(os.getcwdb())
+        neighbours.leave()
+        return wheres, os.getcwdb()
+
+    here, there = host.kubelet + b"/" + PARENT, host.kubelet + b"/" + other
+    assert host.namespace.call(inside) == ([here, here, there, here], b"/")
+    assert not {*targets, elsewhere}.intersection(host.namespace.targets())
+
+
+def test_a_directory_that_was_left_is_walked_to_again(host: Host) -> None:
+    """In between a stranger has put a link in its place."""
+    host.bind(b"a")
+    host.bind(b"b")
+
+    def inside() -> tuple[bool, int]:
+        neighbours = umount.Neighbours(os.open(host.kubelet, os.O_PATH))
+        removed = neighbours.unmount(PARENT + b"/a", lazy=False, block_node=False).removed
+        neighbours.leave()
+        os.rename(host.path(b""), host.path(b"").rstrip(b"/") + b".aside")
+        os.symlink(b"/", host.path(b"").rstrip(b"/"))
+        return removed, neighbours.unmount(PARENT + b"/b", lazy=False, block_node=False).errno
+
+    assert host.namespace.call(inside) == (True, errno.ELOOP)

@@ -18,6 +18,7 @@ import pytest
 from hostd.linux import link, mount_table, process, worker
 from hostd.linux.clock import boottime_usec
 from hostd.linux.holders import Wanted
+from hostd.linux.note import Note
 from hostd.linux.pool import WorkerError, WorkerPool
 from tests.support.fuse import DeadFileSystem
 from tests.support.mountns import MountNamespace, wait_for
@@ -53,8 +54,9 @@ class Raw:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(10)
         self.bell = os.eventfd(0)
+        self.note = Note.create()
         with theirs:
-            self.process = link._start(theirs.fileno(), self.bell)
+            self.process = link._start(theirs.fileno(), self.bell, self.note.fileno())
         self.pid = self.process.pid
 
     def send(self, op: str, *arguments: Any) -> None:
@@ -78,6 +80,7 @@ class Raw:
         self.process.wait()
         self.socket.close()
         os.close(self.bell)
+        self.note.close()
 
 
 @pytest.fixture
@@ -255,9 +258,9 @@ def test_a_job_that_was_given_up_before_it_was_begun_touches_nothing(raw: Raw, h
 def test_no_target_is_begun_after_its_time(host: MountNamespace, raw: Raw) -> None:
     raw.hello(host)
     target = bound(host, b"a")
-    assert raw.ask("unmount", [(b"pods/a", False, False)], boottime_usec() - 1) == [(worker.END, None)]
+    assert raw.ask("unmount", [(b"pods/a", False, False)], boottime_usec() - 1) == [(worker.END, [])]
     assert host.targets() == [target]
-    assert raw.ask("unmount", [(b"pods/a", False, False)], boottime_usec() + 60_000_000)[-1] == (worker.END, None)
+    assert raw.ask("unmount", [(b"pods/a", False, False)], boottime_usec() + 60_000_000)[-1][0] == worker.END
     assert host.targets() == []
 
 
@@ -270,8 +273,7 @@ def test_sigterm_waits_for_the_end_of_the_job(raw: Raw, host: MountNamespace) ->
         raw.process.send_signal(signal.SIGTERM)
         assert not select.select([raw.socket], [], [], 0.05)[0]
         dead.end()
-        assert [raw.hear()[1][0] for _ in range(2)] == [b"pods/dead", b"pods/x"]
-    assert raw.hear() == (worker.END, None)
+        assert [[outcome[0] for outcome in raw.hear()[1]] for _ in range(2)] == [[b"pods/dead"], [b"pods/x"]]
     assert raw.process.wait(10) == -signal.SIGTERM
 
 
