@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.node.checks.hostd import reaches, released
-from tests.node.checks.node import call, run, until
+from tests.node.checks.node import call, prop, run, until
 from tests.node.checks.pods import SCRATCH, ImageLayer, LoopFileSystem, Pod, Volume
 
 
@@ -15,8 +15,7 @@ def test_a_killed_vm_leaves_nothing_behind() -> None:
     reaches(pod, "running")
     call("Sweep", "t", "0")
     assert sorted(pod.mounted) == ["data.img", "disk_0.img"], "a living QEMU's layers stay"
-    status = run("systemctl", "status", "--no-pager", "hostd.service").stdout
-    assert "1 running" in status, status
+    until(lambda: prop("StatusText") == "1 running", "systemctl status shows one running VM")
 
     qemu.kill()
     released(pod)
