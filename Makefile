@@ -12,7 +12,7 @@ help:
 	@echo 'make lint    ruff and mypy --strict'
 	@echo 'make format  let ruff format the tree'
 	@echo 'make bench   what it costs and how fast it is, beside the floor (root)'
-	@echo 'make chaos   VMs, hostd and the bus killed at random moments     make fuzz   a longer look for bad input'
+	@echo 'make chaos   VMs, hostd and the bus killed at random moments     make fuzz   a longer look for bad input, and for bad orders'
 	@echo 'make deb     the Debian package        make rpm    the RPM'
 	@echo 'make test-node    a booted Debian node with hostd installed from its package (root)'
 	@echo 'make clean   remove caches and build results (.venv stays)'
@@ -57,7 +57,7 @@ chaos:
 
 fuzz:
 	@scripts/install-missing test
-	$(PYTHON) -m pytest tests/unit -m hypothesis --hypothesis-profile=fuzz $(ARGS)
+	HOSTD_MODEL_EXAMPLES=5000 $(PYTHON) -m pytest tests/unit -m hypothesis --hypothesis-profile=fuzz $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections import deque
+from collections import OrderedDict
+from itertools import count
 
 import sdnotify
 
@@ -30,8 +31,11 @@ class Notifier:
     def __init__(self) -> None:
         self._socket: socket.socket | None = sdnotify.SystemdNotifier().socket
         self._status = ""
-        #: What waits: a message and a descriptor of our own to go with it, or -1.
-        self._waiting: deque[tuple[str, int]] = deque()
+        #: What waits, in its order: a message, and a descriptor of our own to go with it and its name, or -1.
+        self._waiting: OrderedDict[int, tuple[str, int, str]] = OrderedDict()
+        self._numbers = count()
+        #: Which of them have a descriptor kept, by its name.
+        self._stores: dict[str, int] = {}
         if self._socket is not None:
             self._socket.setblocking(False)
 
@@ -58,35 +62,44 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def store(self, name: str, fd: int) -> None:
-        """Keeps a descriptor over restarts under that name (at most 255 ASCII characters, no colon)."""
-        self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd)
+        """Keeps a descriptor over restarts under a name of its own (at most 255 ASCII characters, no colon)."""
+        self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", fd, name)
 
     def drop(self, name: str) -> None:
         """Lets systemd close what it keeps under that name."""
-        for waiting in [one for one in self._waiting if one[0].startswith(f"FDSTORE=1\nFDNAME={name}\n")]:
-            # However many come and go while it does not listen, they cost no descriptors.
-            self._waiting.remove(waiting)
-            os.close(waiting[1])
-        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        if (unheard := self._stores.pop(name, None)) is None:
+            self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        else:  # however many come and go while it does not listen, they cost nothing
+            os.close(self._waiting.pop(unheard)[1])
 
-    def _send(self, message: str, fd: int = -1) -> None:
+    def _send(self, message: str, fd: int = -1, name: str = "") -> None:
         if self._socket is None:
             return
         if not self._waiting and self._send_now(self._socket, message, fd):
             return
-        if message.startswith("STATUS=") and self._waiting and self._waiting[-1][0].startswith("STATUS="):
-            self._waiting.pop()
+        own = os.dup(fd) if fd >= 0 else -1
         if not self._waiting:
             asyncio.get_running_loop().add_writer(self._socket, self._flush, self._socket)
-        self._waiting.append((message, os.dup(fd) if fd >= 0 else -1))
+        elif message.startswith("STATUS=") and self._last().startswith("STATUS="):
+            self._waiting.popitem()
+        number = next(self._numbers)
+        self._waiting[number] = message, own, name
+        if name:
+            self._stores[name] = number
+
+    def _last(self) -> str:
+        return self._waiting[next(reversed(self._waiting))][0]
 
     def _flush(self, sock: socket.socket) -> None:
-        while self._waiting and self._send_now(sock, *self._waiting[0]):
-            _, fd = self._waiting.popleft()
+        while self._waiting:
+            number, (message, fd, name) = next(iter(self._waiting.items()))
+            if not self._send_now(sock, message, fd):
+                return
+            del self._waiting[number]
             if fd >= 0:
                 os.close(fd)
-        if not self._waiting:
-            asyncio.get_running_loop().remove_writer(sock)
+                self._stores.pop(name, None)
+        asyncio.get_running_loop().remove_writer(sock)
 
     @staticmethod
     def _send_now(sock: socket.socket, message: str, fd: int) -> bool:

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 #: How long a worker is taken for quick (seconds).
 _QUICK = 0.02
+#: How long looks at the VMs of one job may take (µs): what was seen of the first is to be true still for the last.
+_LOOK = 100_000
 #: How long a VM is left alone when no worker is to be had (µs).
 _STARVED = 5_000_000
 
@@ -60,7 +62,7 @@ class Cleaning:
     def __init__(self, pool: WorkerPool, owner: Owner) -> None:
         self._pool = pool
         self._owner = owner
-        self._turns = Turns(self._take, lambda: pool.hopeless, self._begin, self._starve)
+        self._turns = Turns(self._take, self._hopeless, self._begin, self._starve)
         pool.on_free = self._turns.serve
         #: By pod; done when its layers were tried and it is known what came of that.
         self._under_way: dict[str, asyncio.Future[None]] = {}
@@ -69,6 +71,7 @@ class Cleaning:
         self._quick: Sent | None = None
         #: No worker was to be had, which was said.
         self._starved = False
+        self._closed = False
 
     @property
     def crowded(self) -> bool:
@@ -87,6 +90,8 @@ class Cleaning:
     def start(self, vm: VM, due: Due | None, looked_at: int) -> None:
         """Has this unmounted, as it was seen just now (CLOCK_BOOTTIME, µs), if a worker is free; else, and where
         nothing is known to be due, the VM is looked at when its turn comes."""
+        if self._closed:
+            return
         self._under_way[vm.pod_uid] = asyncio.get_running_loop().create_future()
         if due and (worker := self._take()):
             self._send(worker, [due], looked_at)
@@ -96,11 +101,17 @@ class Cleaning:
     def _take(self) -> Worker | None:
         return None if self._quick else self._pool.take()
 
+    def _hopeless(self) -> Exception | None:
+        return None if self._quick else self._pool.hopeless
+
     def _begin(self, vms: Sequence[VM], worker: Worker) -> None:
         """A worker is free for VMs that waited for one."""
         self._starved = False
         now, dues = boottime_usec(), []
-        for vm in vms:
+        for number, vm in enumerate(vms):
+            if boottime_usec() - now > _LOOK:
+                self._turns.take_back(vms[number:])
+                break
             try:
                 due = self._owner.see_due(vm, now)
             except Exception:
@@ -169,6 +180,7 @@ class Cleaning:
 
     def close(self) -> None:
         """Workers end after the target that they are at."""
+        self._closed = True
         self._turns.close()
         self._pool.on_free = lambda: None
         for sent in self._sent.values():

@@ -118,10 +118,10 @@ def _after_death(vm: VM, facts: Facts, cleanup: Cleanup, now: int, *, hurry: boo
     # What has left the table, by whomever, is only looked at: that is done also while nothing may be unmounted.
     looked_at = [layer for layer in left if layer.state is LayerState.DETACHED]
     waits = _waits(vm, facts, cleanup, len(left) - len(looked_at))
-    due_at = {id(layer): _due_at(layer, vm, over_at, grace, now) for layer in (looked_at if waits else left)}
-    due = tuple(layer for layer in left if due_at.get(id(layer), NEVER) <= now)
-    soonest = min((time for time in due_at.values() if now < time < NEVER), default=None)
-    look_at = _earlier(None if due else soonest, _linger(vm, facts, now))
+    times = [(layer, _due_at(layer, vm, over_at, grace, now)) for layer in (looked_at if waits else left)]
+    due = tuple(layer for layer, time in times if time <= now)
+    soonest = None if due else min((time for _, time in times if time < NEVER), default=None)
+    look_at = _earlier(soonest, _linger(vm, facts, now))
     if waits:
         state, why = waits
         return Decision(state, dead=True, due=due, look_at=look_at, why=why)

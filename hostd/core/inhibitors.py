@@ -45,11 +45,13 @@ class Inhibitors:
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._taken: dict[str, _Taken] = {}
+        #: By pod, "" for all; asked at each look at a VM.
+        self._on: dict[str, list[Inhibitor]] = {}
         self._ended = ended
 
     def of(self, pod_uid: str) -> list[Inhibitor]:
         """Those that hold this VM, the ones for all VMs among them."""
-        return [t.inhibitor for t in self._taken.values() if t.inhibitor.pod_uid in {"", pod_uid}]
+        return [inhibitor for each in dict.fromkeys(("", pod_uid)) for inhibitor in self._on.get(each, ())]
 
     def take(self, pod_uid: str, who: str, why: str) -> int:
         """The writing end for the client; its last copy's closing ends the inhibitor. Raises LimitExceeded, OSError."""
@@ -103,10 +105,12 @@ class Inhibitors:
             asyncio.get_running_loop().remove_reader(taken.fd)
             os.close(taken.fd)
         self._taken.clear()
+        self._on.clear()
         os.close(self._fd)
 
     def _keep(self, name: str, inhibitor: Inhibitor, fd: int) -> None:
         self._taken[name] = _Taken(inhibitor, fd)
+        self._on.setdefault(inhibitor.pod_uid, []).append(inhibitor)
         asyncio.get_running_loop().add_reader(fd, self._on_readable, name)
 
     def _on_readable(self, name: str) -> None:
@@ -123,6 +127,9 @@ class Inhibitors:
 
     def _end(self, name: str) -> None:
         taken = self._taken.pop(name)
+        self._on[taken.inhibitor.pod_uid].remove(taken.inhibitor)
+        if not self._on[taken.inhibitor.pod_uid]:
+            del self._on[taken.inhibitor.pod_uid]
         asyncio.get_running_loop().remove_reader(taken.fd)
         os.close(taken.fd)
         self._remove_files(name)

@@ -21,6 +21,7 @@ from hostd.core import passes, transitions
 from hostd.core.afterwards import Afterwards
 from hostd.core.cleaning import Cleaning, hangs, worth_trying
 from hostd.core.decision import Decision, Facts, decide, lazily, sooner
+from hostd.core.identification import Identification
 from hostd.core.lingering import Lingering
 from hostd.core.model import VM, Exit, Inhibitor, Layer, LayerState, State
 from hostd.core.nodes import BlockNodes
@@ -70,12 +71,13 @@ class Keeper:
         self.pool = pool
         self.survey = survey
         self.inhibitors = inhibitors
-        self.inspector = passes.Inspector(pool)
+        self.identification = Identification(registry, qemus, survey, self.follow)
         self.nodes = BlockNodes(survey, pool.inotify, self._on_nodes)
         self._fds = fds
         self._teller = Teller(registry, mounts)
         self.cleaning = Cleaning(pool, self)
         self._afterwards = Afterwards(lambda: self.cleaning.busy, self._conclude)
+        self.inspector = passes.Inspector(pool, self._afterwards.quiet)
         self._holders = HolderWatch(self._on_holder_death)
         self._lingering = Lingering(qemus, self.on_pod)
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -84,7 +86,8 @@ class Keeper:
         self._identifying: set[str] = set()
         #: Pods that are being met, and whether more came of them meanwhile.
         self._meeting: dict[str, bool] = {}
-        self._unlooked: set[str] = set()  # they wait for a worker, to be looked at then
+        #: They wait for a worker, to be looked at then, and died before that (CLOCK_BOOTTIME, µs).
+        self._unlooked: dict[str, int] = {}
         #: By pod: QEMUs whose end is not saved yet.
         self._dead: dict[str, list[Process]] = {}
         #: Pods whose device nodes were looked for since their VM's death.
@@ -94,6 +97,7 @@ class Keeper:
         #: VMs that somebody asked to release, so that grace is not waited for.
         self.hurried: set[str] = set()
         self.lazy: set[str] = set()
+        registry.relieve = qemus.relieve
         pool.on_unhung(self._on_unhung)
         mounts.may_wait = lambda: self.cleaning.busy
 
@@ -132,11 +136,11 @@ class Keeper:
             self._step(vm)
         else:
             # It is looked at when its turn comes: what is seen before would have to be seen again.
-            self._unlooked.add(pod_uid)
+            self._unlooked[pod_uid] = boottime_usec()
             self.cleaning.start(vm, None, 0)
             self._afterwards.add(vm, Before(vm.state, vm.error))
-        if process.fileno() >= 0:  # else it was told already
-            _end_of(vm, process)  # now, for an older kernel forgets it when the process is reaped
+        if process.fileno() >= 0 and not process.end_is_kept:  # closed, it was told already
+            self._end_of(vm, process)  # now, for the kernel forgets it when the process is reaped
 
     def on_mounts(self, pod_uids: Iterable[str]) -> None:
         """The mounts of these pods changed."""
@@ -198,6 +202,8 @@ class Keeper:
         if vm is None:
             vm = VM(pod_uid, first_seen_at=boottime_usec())
             transitions.see_mounts(vm, self.mounts.of(pod_uid), vm.first_seen_at)
+            if self.registry.full:
+                self._make_room()
             try:
                 self.registry.add(vm)
             except LimitExceeded as error:
@@ -209,6 +215,11 @@ class Keeper:
         if look:
             self._step(vm)
         return vm
+
+    def _make_room(self) -> None:
+        """With a released VM only words are lost; a death that nobody sees loses layers."""
+        if over := next((vm for vm in self.registry if vm.state is State.RELEASED), None):
+            self.forget(over)
 
     async def _is_rest_of_launcher(self, pod_uid: str) -> bool:
         return bool(self.mounts.of(pod_uid).targets) and await self.survey.is_rest_of_launcher(pod_uid)
@@ -271,35 +282,6 @@ class Keeper:
                 layer.worker = None
         self._holders.watch(vm.pod_uid, [layer for layer in vm.layers.values() if layer.state is LayerState.HUNG])
 
-    async def identify(self, vm: VM, candidates: list[Process]) -> None:
-        """Finds out which of the processes are QEMUs, and of which VM. Takes them over."""
-        others = self.qemus.launchers(vm.pod_uid)
-        pids = [process.identity.pid for process in candidates]
-        try:
-            commands = await self.survey.commands(pids + others)
-        except BaseException:
-            for process in candidates:
-                process.close()
-            raise
-        for process in candidates:
-            command = commands[process.identity.pid]
-            if not process.alive():
-                process.close()
-            elif command.probe or (command.known and command.guest is None):
-                self.qemus.is_other(vm.pod_uid, process.identity)
-                process.close()
-            else:
-                # While one lives whose command line cannot be read, nobody knows; that it was the VM's, its death does
-                # not tell either.
-                vm.had_qemu |= command.known
-                self.follow(vm, process)
-                if command.guest and not vm.name:
-                    vm.namespace, vm.name = command.guest.namespace, command.guest.name
-        for pid in others:
-            launcher = commands[pid].launcher
-            if launcher and not vm.vmi_uid:
-                vm.vmi_uid, vm.namespace, vm.name = launcher.uid, launcher.namespace, launcher.name
-
     def _start_to_identify(self, vm: VM, candidates: list[Process]) -> None:
         if candidates and vm.pod_uid not in self._identifying:
             self._identifying.add(vm.pod_uid)
@@ -310,11 +292,11 @@ class Keeper:
 
     async def _identify_and_wake(self, vm: VM, candidates: list[Process]) -> None:
         try:
-            await self.identify(vm, candidates)
-            await self.nodes.look(vm)
+            if await self.identification.identify(vm, candidates):
+                await self.nodes.look(vm)
         finally:
             self._identifying.discard(vm.pod_uid)
-        self.wake(vm.pod_uid)
+        self.on_pod(vm.pod_uid)  # one that was forgotten meanwhile is met again
 
     def _on_nodes(self, pod_uid: str) -> None:
         if vm := self.registry.get(pod_uid):
@@ -331,24 +313,26 @@ class Keeper:
         facts, candidates = self.qemus.look(vm)
         self._start_to_identify(vm, candidates)
         vm.cgroup_seen |= facts.cgroup in {Population.POPULATED, Population.EMPTY}
-        return dataclasses.replace(facts, inhibited=bool(self.inhibitors.of(vm.pod_uid)))
+        return dataclasses.replace(facts, inhibited=True) if self.inhibitors.of(vm.pod_uid) else facts
 
     def decide(self, vm: VM) -> Decision:
         """Looks at the VM and decides what follows."""
         now, facts = boottime_usec(), self.look(vm)
+        # What is mounted was there when a VM died that had to wait for this look, for all that is known.
+        seen_at = self._unlooked.get(vm.pod_uid, now)
         if vm.had_qemu and not vm.exited_at and not facts.qemu and not facts.doubt:
-            self.note_death(vm, now)
+            self.note_death(vm, seen_at)
         # Only now: what a living VM has no more, the agent took away; of a dead one it is told what became of it.
-        transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), now, read_at=self.mounts.read_at)
+        transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), seen_at, read_at=self.mounts.read_at)
         decision = decide(vm, facts, self.config.cleanup, now, hurry=vm.pod_uid in self.hurried)
         if decision.dead and not vm.exited_at:
             vm.exited_at = now
         return decision
 
     @staticmethod
-    def note_death(vm: VM, now: int) -> None:
-        """No QEMU of the VM lives, as of now (CLOCK_BOOTTIME, µs)."""
-        vm.exited_at, vm.exited_usec = now, realtime_usec()
+    def note_death(vm: VM, at: int) -> None:
+        """No QEMU of the VM lives since then (CLOCK_BOOTTIME, µs)."""
+        vm.exited_at, vm.exited_usec = at, realtime_usec() - (boottime_usec() - at)
 
     def _step(self, vm: VM) -> None:
         """Whoever wakes a VM may be told of an event that does not come again, and wake others after it: so a fault of
@@ -371,15 +355,15 @@ class Keeper:
 
     def see_due(self, vm: VM, now: int) -> Due | None:
         """Its turn has come; nothing is due for one that was forgotten meanwhile."""
-        if self.registry.get(vm.pod_uid) is not vm:
+        if self._is_forgotten(vm):
             return None
         return self._due(vm, self._look_and_enter(vm), now)
 
     def _look_and_enter(self, vm: VM) -> Decision:
         """Looks, decides, and enters what was decided, to be saved and told afterwards. From the look at the pod to the
         sending of umounts nothing is awaited: no QEMU can start unseen by it."""
-        self._unlooked.discard(vm.pod_uid)
         decision = self._look_for_nodes_first(vm, self.decide(vm))
+        self._unlooked.pop(vm.pod_uid, None)
         before = Before(vm.state, vm.error)
         if (decision.state in ALIVE) != (vm.state in ALIVE) != (self._afterwards.before(vm, before).state in ALIVE):
             self._afterwards.do(vm.pod_uid)  # else of an end that a life follows, or of a short life, nothing is told
@@ -422,10 +406,19 @@ class Keeper:
             self._set_timer(vm, boottime_usec() + _AGAIN)
 
     def _exit_of(self, vm: VM, process: Process) -> Exit:
-        end, oom = _end_of(vm, process), False
+        end, oom = self._end_of(vm, process), False
         with contextlib.suppress(OSError):  # no more than a word hangs on this
             oom = end is not None and end.signal > 0 and self.qemus.oom_kills(vm.pod_uid) > vm.oom_kills >= 0
         return transitions.exit_of(end, oom=oom)
+
+    def _end_of(self, vm: VM, process: Process) -> End | None:
+        try:
+            return process.end()
+        except OSError as error:  # no descriptor is left to look with: dead it is all the same
+            if self.qemus.relieve(error):
+                return self._end_of(vm, process)
+            log.warning("%s: how process %d ended cannot be told: %s", title(vm), process.pid, error)
+            return None
 
     def conclude(self, vm: VM) -> None:
         """What became of a VM is saved and told on return: before a request changes it, lest half a death is saved."""
@@ -510,15 +503,24 @@ class Keeper:
 
     async def _settle(self, vm: VM) -> None:
         await self.mounts.fresh(vm.pod_uid)
+        if self._is_forgotten(vm):
+            return
         transitions.see_mounts(vm, self.mounts.of(vm.pod_uid), boottime_usec(), read_at=self.mounts.read_at)
-        if await self.nodes.look(vm):
+        seen = await self.nodes.look(vm)
+        if self._is_forgotten(vm):
+            return
+        if seen:
             if vm.exited_at:
                 self._surveyed.add(vm.pod_uid)
             self._unseen.pop(vm.pod_uid, None)
         else:  # until it can be told, "released" would be a guess
             self._unseen[vm.pod_uid] = boottime_usec() + _AGAIN
         await self.inspector.settle(vm.layers.values())
-        self._holders.watch(vm.pod_uid, vm.layers.values())
+        if not self._is_forgotten(vm):
+            self._holders.watch(vm.pod_uid, vm.layers.values())
+
+    def _is_forgotten(self, vm: VM) -> bool:
+        return self.registry.get(vm.pod_uid) is not vm
 
     # --- the end ---
 
@@ -530,7 +532,7 @@ class Keeper:
         self.nodes.forget(vm.pod_uid)
         self._holders.watch(vm.pod_uid, ())
         self._surveyed.discard(vm.pod_uid)
-        self._unlooked.discard(vm.pod_uid)
+        self._unlooked.pop(vm.pod_uid, None)
         self._unseen.pop(vm.pod_uid, None)
         self.hurried.discard(vm.pod_uid)
         self._teller.forget(vm)
@@ -565,6 +567,7 @@ class Keeper:
         self._lingering.close()
         self.cleaning.close()
         self._afterwards.close()
+        self.inspector.close()
         self.nodes.close()
         self.qemus.close()
         self.inhibitors.close()
@@ -584,11 +587,3 @@ _UNSEEN = "whether device nodes are left cannot be told: their directory cannot 
 def _is_to_look(decision: Decision) -> bool:
     """Nothing is to be unmounted, and a pass is to look whether that is all."""
     return decision.state is State.CLEANING and decision.look_at is None
-
-
-def _end_of(vm: VM, process: Process) -> End | None:
-    try:
-        return process.end()
-    except OSError as error:  # no descriptor is left to look with: dead it is all the same
-        log.warning("%s: how process %d ended cannot be told: %s", title(vm), process.pid, error)
-        return None

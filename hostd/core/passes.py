@@ -24,7 +24,7 @@ from hostd.linux.pidfd import Identity, identify
 from hostd.linux.pool import Item, PoolExhausted, Worker, WorkerDied, WorkerError, WorkerHung, WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from hostd.core.model import VM
@@ -165,10 +165,12 @@ def note(layer: Layer, outcome: Outcome) -> None:
 
 
 class Inspector:
-    """Who holds what: one look at all processes, by a worker, for all who ask at about the same time."""
+    """Who holds what: one look at all processes, by a worker, for all who ask at about the same time. `quiet` returns
+    when no umounts wait, for such a look takes all of a processor."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool, quiet: Callable[[], Awaitable[None]]) -> None:
         self._pool = pool
+        self._quiet = quiet
         self._asked: list[Layer] = []
         self._look: asyncio.Task[dict[bytes, list[Holder]] | None] | None = None
         #: One look at a time: whoever asks meanwhile shares the next one, and umounts have the other workers.
@@ -188,9 +190,15 @@ class Inspector:
             self._look = asyncio.create_task(self._gather_and_look())
         return await asyncio.shield(self._look)
 
+    def close(self) -> None:
+        """Nobody is told any more."""
+        if self._look:
+            self._look.cancel()
+
     async def _gather_and_look(self) -> dict[bytes, list[Holder]] | None:
         await asyncio.sleep(_GATHER)
         async with self._turn:
+            await self._quiet()
             self._look = None
             asked, self._asked = self._asked, []
             wanted = {layer.target.path: _wanted(layer) for layer in asked}

@@ -101,6 +101,7 @@ class Qemus:
         """Stops following everything."""
         for pod_uid in {*self._followed, *self._watches}:
             self.forget(pod_uid)
+        self.cgroups.close()
 
     # --- looking ---
 
@@ -114,12 +115,19 @@ class Qemus:
         except OSError as error:
             failed = error
         with contextlib.suppress(OSError):
-            if failed.errno in {errno.EMFILE, errno.ENFILE} and self._watches:
-                # Those only make things quicker, and hold the descriptors that are needed to see that something ended.
-                for pod_uid in list(self._watches):
-                    self.unwatch(pod_uid)
+            if self.relieve(failed):
                 return self._look_into(vm)
         return Facts(doubt=f"its cgroup cannot be looked at: {failed}"), []
+
+    def relieve(self, failed: OSError) -> bool:
+        """Where something failed because no descriptor is left, gives back those that only make things quicker: whether
+        it is worth trying again."""
+        if failed.errno not in {errno.EMFILE, errno.ENFILE}:
+            return False
+        relief = self.cgroups.close() or bool(self._watches)
+        for pod_uid in list(self._watches):
+            self.unwatch(pod_uid)
+        return relief
 
     def _look_into(self, vm: VM) -> tuple[Facts, list[Process]]:
         population, living = self.cgroups.census(vm.pod_uid)
@@ -143,7 +151,8 @@ class Qemus:
                     if pid in known or not looks_like_qemu(proc.read_comm(pid)):
                         continue
                     found.append(process := Process.open(pid))
-                    if process.identity in others or not process.alive():
+                    # Since it was told whose the pid is, it may have become another pod's.
+                    if process.identity in others or pod_uid not in _pods_named_by(pid) or not process.alive():
                         found.pop().close()
         except BaseException:  # no descriptor is left, say: then those that were had are given back
             for process in found:
@@ -177,7 +186,7 @@ class Qemus:
         if now - self._named[0] > _FRESH_SECONDS:
             named: dict[str, list[int]] = {}
             for pid in proc.pids():
-                for uid in pods_of(pid) or _pods_seen_by_stray_qemu(pid):
+                for uid in _pods_named_by(pid):
                     named.setdefault(uid, []).append(pid)
             self._named = (now, named)
         return self._named[1].get(pod_uid, [])
@@ -240,6 +249,10 @@ def pods_of(pid: int) -> set[str]:
         return set(pod_uids(path for _, path in proc.cgroup_paths(pid)))
     except ProcessLookupError:
         return set()
+
+
+def _pods_named_by(pid: int) -> set[str]:
+    return pods_of(pid) or _pods_seen_by_stray_qemu(pid)
 
 
 def _pods_seen_by_stray_qemu(pid: int) -> set[str]:

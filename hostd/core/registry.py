@@ -35,6 +35,8 @@ class Registry:
         self._saved: dict[str, dict[str, Any]] = {}
         self._unsaved: set[str] = set()
         self._listeners: list[Listener] = []
+        #: Makes room where something failed for want of it: whether it is worth trying again.
+        self.relieve: Callable[[OSError], bool] = lambda _: False
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Calls `listener` for each event from now on; the result ends it."""
@@ -72,6 +74,11 @@ class Registry:
         """The VMs whose state could not be saved when it last changed."""
         return frozenset(self._unsaved)
 
+    @property
+    def full(self) -> bool:
+        """No VM can be added any more."""
+        return len(self._vms) >= MOST
+
     def restore(self, vm: VM) -> None:
         """Takes up a VM from the store, and tells nobody."""
         self._vms[vm.pod_uid] = vm
@@ -79,7 +86,7 @@ class Registry:
 
     def add(self, vm: VM, *, must_save: bool = False) -> None:
         """A new VM. Raises LimitExceeded, and with `must_save` HostdError where it cannot be saved."""
-        if len(self._vms) >= MOST:
+        if self.full:
             raise LimitExceeded(f"{MOST} VMs are known already; acknowledge released ones with UnregisterVM")
         plain = vm_to_plain(vm)
         self._save(vm, plain, must_save=must_save)
@@ -122,7 +129,7 @@ class Registry:
 
     def _save(self, vm: VM, plain: dict[str, Any], *, must_save: bool) -> None:
         try:
-            self.store.save(vm, plain)
+            self._store(vm, plain)
             self._unsaved.discard(vm.pod_uid)
         except OSError as error:
             sentence = f"the state of pod {vm.pod_uid} cannot be saved in {self.store.directory}: {error.strerror}"
@@ -131,6 +138,14 @@ class Registry:
             if vm.pod_uid not in self._unsaved:
                 log.error("%s; going on without it", sentence, extra=event(Message.STATE_NOT_SAVED, pod_uid=vm.pod_uid))  # noqa: TRY400
             self._unsaved.add(vm.pod_uid)
+
+    def _store(self, vm: VM, plain: dict[str, Any]) -> None:
+        try:
+            self.store.save(vm, plain)
+        except OSError as error:
+            if not self.relieve(error):
+                raise
+            self.store.save(vm, plain)
 
     @staticmethod
     def _put_back(vm: VM, plain: dict[str, Any]) -> None:

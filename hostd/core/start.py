@@ -12,7 +12,7 @@ from hostd.core.qemus import qemu_pids_by_pod
 from hostd.errors import NotATarget
 from hostd.kubevirt.targets import Kind, target
 from hostd.linux.clock import boottime_usec
-from hostd.linux.pidfd import Identity, Process
+from hostd.linux.pidfd import Identity, Process, kernel_keeps_ends
 from hostd.log import Message, event
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ async def start(keeper: Keeper, root: KubeletRoot, fds: FdStore, stored: Iterabl
 
     Returns the state files that could not be used, with the reason of each.
     """
+    kernel_keeps_ends()  # so that the first death need not wait for the answer
     vms, bad = keeper.registry.store.load()
     for file in bad:
         log.error(
@@ -150,8 +151,8 @@ async def _take_up(keeper: Keeper, pod_uid: str, qemus: Collection[int], records
     if not vm.had_qemu:
         # Those that an earlier hostd could not ask what they are.
         candidates += keeper.qemus.followed_once_more(pod_uid)
-    if candidates:
-        await keeper.identify(vm, candidates)
+    if candidates and not await keeper.identification.identify(vm, candidates):
+        return
     _name(vm, records)
     await keeper.nodes.look(vm)
     transitions.see_mounts(vm, keeper.mounts.of(pod_uid), boottime_usec(), read_at=keeper.mounts.read_at)

@@ -78,7 +78,7 @@ class Survey:
 
     async def block_nodes(self, pod_uid: str) -> tuple[list[Target], int] | None:
         """The block PVCs hotplugged into a pod: device nodes, by the directory's own word (nothing is opened). And the
-        watch that ends when something in there changes, -1 where none is to be had.
+        watch that ends when something comes there, or goes where there are any, -1 where none is to be had.
 
         None where that cannot be told now.
         """

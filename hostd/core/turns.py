@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hostd.linux.pool import Worker
 
 #: VMs that a worker gets at a time, where so many wait: what it costs to tell it, and to hear of it, is shared.
-_TOGETHER = 32
+_TOGETHER = 64
 
 
 class Turns:

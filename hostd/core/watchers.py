@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from hostd.linux.pidfd import Identity, Process
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hostd.core.model import Layer
+
+log = logging.getLogger(__name__)
 
 #: Holders of one layer that are waited for: any one's death is reason enough to try again.
 _MOST = 16
@@ -21,7 +24,7 @@ class HolderWatch:
 
     def __init__(self, freed: Callable[[str, bytes], None]) -> None:
         self._freed = freed
-        self._watched: dict[tuple[str, bytes], list[Process]] = {}
+        self._watched: dict[str, dict[bytes, list[Process]]] = {}
 
     def watch(self, pod_uid: str, layers: Iterable[Layer]) -> None:
         """Waits for the holders of these layers of a VM, and for no others of it."""
@@ -45,26 +48,26 @@ class HolderWatch:
         if meant is not None and not process.identity.same_as(meant):
             process.close()
             return False
-        key = (pod_uid, layer.target.path)
-        self._watched.setdefault(key, []).append(process)
-        asyncio.get_running_loop().add_reader(process.fd, self._on_death, key, process)
+        path = layer.target.path
+        self._watched.setdefault(pod_uid, {}).setdefault(path, []).append(process)
+        asyncio.get_running_loop().add_reader(process.fd, self._on_death, pod_uid, path, process)
         return True
 
-    def _on_death(self, key: tuple[str, bytes], process: Process) -> None:
+    def _on_death(self, pod_uid: str, path: bytes, process: Process) -> None:
         asyncio.get_running_loop().remove_reader(process.fd)
         process.close()
-        self._watched[key].remove(process)
-        self._freed(*key)
+        self._watched[pod_uid][path].remove(process)
+        self._freed(pod_uid, path)
 
     def _drop(self, pod_uid: str) -> None:
-        for key in [key for key in self._watched if key[0] == pod_uid]:
-            for process in self._watched.pop(key):
+        for processes in self._watched.pop(pod_uid, {}).values():
+            for process in processes:
                 asyncio.get_running_loop().remove_reader(process.fd)
                 process.close()
 
     def close(self) -> None:
         """Waits for nobody any more."""
-        for pod_uid in {key[0] for key in self._watched}:
+        for pod_uid in list(self._watched):
             self._drop(pod_uid)
 
 
@@ -90,9 +93,15 @@ class FdStore:
 
     def keep(self, pod_uid: str, process: Process) -> None:
         """Stores a QEMU's pidfd, unless it came from there."""
-        if process.identity not in self._names:
-            name = self._names[process.identity] = f"{_PREFIX}{pod_uid}.{process.identity.pid}"
+        identity = process.identity
+        if identity in self._names:
+            return
+        name = f"{_PREFIX}{pod_uid}.{identity.pid}-{identity.start_time}"
+        try:
             self._manager.store(name, process.fd)
+            self._names[identity] = name
+        except OSError as error:
+            log.warning("process %d of pod %s is followed, but not over a restart: %s", identity.pid, pod_uid, error)
 
     def drop(self, identity: Identity) -> None:
         """A QEMU is dead or forgotten, and its pidfd not needed any more."""
@@ -119,5 +128,5 @@ class FdStore:
         return found
 
 
-#: Names in the store; the pid makes them unique, and is never trusted.
+#: Names in the store; the pid and its start time make them unique, and are never trusted.
 _PREFIX = "qemu."

@@ -22,7 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hostd.kubevirt.targets import is_pod_uid
-from hostd.linux.cgroup import Population, census, hierarchies, population, processes
+from hostd.linux.cgroup import Group, Population, census, hierarchies, population, processes
 from hostd.linux.clock import boottime_usec
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _pod_of(name: bytes) -> str | None:
 
 
 class PodCgroups:
-    """The pods' directories in the cgroup file system. Reads only, and keeps no file open.
+    """The pods' directories in the cgroup file system. Reads only, and keeps a file open for the pods it `remember`s.
 
     The directories that hold pods are looked for once, by a walk, and again when none is left; else a question costs
     a few stat calls. What cannot be read for another reason than that it is gone raises OSError: a pod that one could
@@ -91,7 +91,8 @@ class PodCgroups:
         self._parents: list[bytes] = []
         self._patterns: list[tuple[bytes, bytes, bytes]] = []
         #: Pods whose directories are all there, and known.
-        self._complete: dict[str, list[bytes]] = {}
+        self._complete: dict[str, list[Group]] = {}
+        self._open: set[Group] = set()
         self._looked_at = self._not_before = 0
         #: Why the last look may have missed a pod, in words; empty if it saw everything.
         self.trouble = ""
@@ -176,16 +177,28 @@ class PodCgroups:
     def remember(self, pod_uid: str) -> None:
         """The pod's containers run, so its own directories are all there: a census need not look for them again."""
         if found := self._directories_of(pod_uid):
-            self._complete[pod_uid] = found
+            self.forget(pod_uid)
+            self._complete[pod_uid] = [Group(path) for path in found]
+            self._open.update(self._complete[pod_uid])
 
     def forget(self, pod_uid: str) -> None:
         """Ends `remember`."""
-        self._complete.pop(pod_uid, None)
+        for group in self._complete.pop(pod_uid, []):
+            self._open.discard(group)
+            group.close()
+
+    def close(self) -> bool:
+        """Closes the files of all pods, if any are open. A census takes longer then, and tells the same."""
+        closed = bool(self._open)
+        while self._open:
+            self._open.pop().close()
+        return closed
 
     def census(self, pod_uid: str) -> tuple[Population | None, list[int]]:
         """`population` and `processes` by one look; what a population costs a walk for is for `population` to say."""
         known = self._complete.get(pod_uid)
-        found = [census(path) for path in (self.paths(pod_uid) if known is None else known + self._loose_of(pod_uid))]
+        found = [group.census() for group in known or ()]
+        found += [census(path) for path in (self.paths(pod_uid) if known is None else self._loose_of(pod_uid))]
         return self._ranked({state for state, _ in found}), sorted({pid for _, living in found for pid in living})
 
     def _population(self, pod_uid: str) -> Population | None:

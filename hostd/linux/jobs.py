@@ -25,6 +25,8 @@ OnEnd: TypeAlias = "Callable[[list[Outcome], Exception | None], None]"
 #: Bytes of one request; a row is its path and at most this much around it.
 _REQUEST_MAX: Final = worker.MESSAGE_MAX // 2
 _AROUND: Final = 32
+#: What a worker tells of a target: an `Outcome`.
+_OUTCOME: Final = (bytes, int, int, str, bool, bool, bool)
 #: A time that does not come (CLOCK_BOOTTIME, µs).
 _NEVER: Final = (1 << 63) - 1
 
@@ -75,7 +77,10 @@ class Worker:
 
     async def list_block_nodes(self, path: bytes) -> tuple[list[bytes], int]:
         """The names of the block devices' nodes in such a directory, whatever else is in it, and the pool's inotify
-        watch that tells once of a change in it since (-1: there is none). Raises OSError."""
+        watch that tells once of what comes there since, and of what goes if there are any (-1: there is none).
+
+        Raises OSError.
+        """
         names: list[bytes] = []
         watch = await self.link.call(
             "list_block_nodes", path, name=lambda _: path, on_part=lambda part: _add_nodes(part, names)
@@ -229,17 +234,8 @@ def _not_understood(value: object) -> ValueError:
 
 
 def _outcome(value: object, expected: bytes) -> Outcome:
-    match value:
-        case (
-            bytes() as relative,
-            int() as done,
-            int() as errno,
-            str() as error,
-            bool() as removed,
-            bool() as mounted,
-            bool() as detached,
-        ) if relative == expected:
-            return Outcome(relative, done, errno, error, removed, mounted, detached)
+    if isinstance(value, tuple) and tuple(map(type, value)) == _OUTCOME and value[0] == expected:
+        return Outcome._make(value)
     raise _not_understood(value)
 
 

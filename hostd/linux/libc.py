@@ -42,6 +42,7 @@ IN_Q_OVERFLOW: Final = 0x4000
 IN_IGNORED: Final = 0x8000
 IN_ONLYDIR: Final = 0x0100_0000
 IN_DONT_FOLLOW: Final = 0x0200_0000
+IN_MASK_ADD: Final = 0x2000_0000
 IN_ONESHOT: Final = 0x8000_0000
 IN_ISDIR: Final = 0x4000_0000
 #: inotify_init1(2) takes the flags of open(2).

@@ -50,10 +50,9 @@ _PROGRESS_EVERY: Final = 16384
 
 _T = TypeVar("_T")
 
-#: What tells once that something came to or went from a directory.
-_CAME_OR_WENT: Final = (
-    libc.IN_CREATE | libc.IN_DELETE | libc.IN_MOVED_FROM | libc.IN_MOVED_TO | libc.IN_ONLYDIR | libc.IN_ONESHOT
-)
+#: What tells once that something came to a directory, or came to or went from it.
+_CAME: Final = libc.IN_CREATE | libc.IN_MOVED_TO | libc.IN_ONLYDIR | libc.IN_ONESHOT
+_CAME_OR_WENT: Final = _CAME | libc.IN_DELETE | libc.IN_MOVED_FROM
 
 _DT_UNKNOWN, _DT_DIR, _DT_REG, _DT_LNK = 0, 4, 8, 10
 
@@ -200,28 +199,36 @@ class Worker:
         entries its owner makes, they are passed over; an empty list is a sign of progress. Then the watch on it."""
         fd = self._open_directory(path)
         try:
-            # Before the look, so that nothing comes unseen in between.
-            watch = self._watch(fd)
-            with os.scandir(fd) as entries:
-                names = []
-                for count, entry in enumerate(entries, 1):
-                    if _is_block_node(entry):
-                        names.append(os.fsencode(entry.name))
-                    if count % _PROGRESS_EVERY == 0:
-                        self._part([])
-                for chunk in chunks(names, len):
-                    self._part(chunk)
+            # Before the look, so that nothing comes unseen in between. A watch that tells more than this goes on to do
+            # so: whoever needs that may be looking beside us, or we may be killed before we come to it.
+            watch = self._watch(fd, _CAME | libc.IN_MASK_ADD)
+            if names := self._block_nodes(fd):
+                # Elsewhere what goes is what we unmounted, and the end of a watch is much work for the kernel.
+                watch = self._watch(fd, _CAME_OR_WENT)
+                names = self._block_nodes(fd)
+            for chunk in chunks(names, len):
+                self._part(chunk)
             return watch
         finally:
             os.close(fd)
 
-    def _watch(self, directory: int) -> int:
-        """The daemon's inotify tells once of a change in the directory; -1 where that is not to be had."""
+    def _block_nodes(self, directory: int) -> list[bytes]:
+        names = []
+        with os.scandir(directory) as entries:
+            for count, entry in enumerate(entries, 1):
+                if _is_block_node(entry):
+                    names.append(os.fsencode(entry.name))
+                if count % _PROGRESS_EVERY == 0:
+                    self._part([])
+        return names
+
+    def _watch(self, directory: int, what: int) -> int:
+        """The daemon's inotify tells once of that in the directory; -1 where that is not to be had."""
         if self._inotify < 0:
             return -1
         try:
             os.fchdir(directory)
-            return libc.inotify_add_watch(self._inotify, b".", _CAME_OR_WENT)
+            return libc.inotify_add_watch(self._inotify, b".", what)
         except OSError:  # too many watches: then only a look tells
             return -1
         finally:

@@ -83,6 +83,8 @@ def _round(node: Node, vms: int, layers: int, unmount: Unmount | None = None) ->
     if unmount is None:
         until(lambda: running(node) - found_before == len(pods), deadline=60, why="hostd finds them all")
         elapsed = _kill_all(node, pods, qemus)
+        # What is done for them afterwards is not to be in the next round.
+        until(lambda: _said(node, ": released, ") == running(node), deadline=60, why="hostd has released them all")
     else:
         elapsed = _without_hostd(node, pods, qemus, unmount)
     for qemu in qemus:
@@ -146,4 +148,8 @@ def mount_foreign(kubelet: bytes, count: int) -> None:
 
 def running(node: Node) -> int:
     """QEMUs that hostd said it has found."""
-    return node.hostd.log().count(": running, QEMU is")
+    return _said(node, ": running, QEMU is")
+
+
+def _said(node: Node, words: str) -> int:
+    return node.hostd.log().count(words)

@@ -34,7 +34,19 @@ from typing import Any, Self
 from unittest import mock
 
 from hostd.config import Config
-from hostd.core import keeper, mount_source, mounts, passes, qemus, requests, start, watchers
+from hostd.core import (
+    cleaning,
+    keeper,
+    mount_source,
+    mounts,
+    nodes,
+    passes,
+    qemus,
+    requests,
+    start,
+    teller,
+    watchers,
+)
 from hostd.core.inhibitors import Inhibitors
 from hostd.core.pod_mounts import KubeletRoot
 from hostd.core.registry import Registry
@@ -62,6 +74,8 @@ MOST_TURNS = 5_000
 HUNG_AFTER, WORKERS, BOUND = 2_000_000, 2, 4
 #: Mount events that wait before some are lost.
 QUEUE = 8
+#: What of the core looks at the clock.
+_TIMED = (cleaning, keeper, mounts, nodes, passes, requests, start, teller)
 
 
 class BusyLoop(AssertionError):
@@ -353,15 +367,15 @@ class Kernel:
     # -- hostd.linux, as the core imports it
 
     def __enter__(self) -> Self:
-        clock = {"boottime_usec": self.boottime}
         process = SimpleNamespace(
             open=lambda pid: SimProcess.open(self, pid), adopt=lambda fd: SimProcess.adopt(self, fd)
         )
         replaced: list[tuple[Any, dict[str, Any]]] = [
-            (keeper, clock | {"realtime_usec": self.realtime}),
-            (passes, clock | {"identify": self._identify}),
-            (requests, clock | {"Process": process}),
-            (start, clock | {"Process": process}),
+            *((module, {"boottime_usec": self.boottime}) for module in _TIMED),
+            (keeper, {"realtime_usec": self.realtime}),
+            (passes, {"identify": self._identify}),
+            (requests, {"Process": process}),
+            (start, {"Process": process}),
             (watchers, {"Process": process}),
             (mount_source, {"MountWatch": lambda _: _Watch(self)}),
             (mounts, {"time": SimpleNamespace(monotonic=lambda: self.now / 1e6)}),
@@ -428,6 +442,7 @@ class SimProcess:
 
     def __init__(self, kernel: Kernel, task: Task, fd: int) -> None:
         self._kernel, self._task, self._fd = kernel, task, fd
+        self._end: End | None = None
         pid, began = (-1, 0) if task.reaped else (task.pid, task.start_time)
         self.identity = Identity(pid, began, boot_id(), task.inode)
 
@@ -457,9 +472,13 @@ class SimProcess:
         return self._task.alive
 
     def end(self) -> End | None:
-        if self._task.reaped and not self._kernel.keeps_exit:
-            return End()
-        return self._task.end
+        if self._end is None and (not self._task.reaped or self._kernel.keeps_exit):
+            self._end = self._task.end
+        return self._end or (None if self._task.alive else End())
+
+    @property
+    def end_is_kept(self) -> bool:
+        return self._kernel.keeps_exit
 
     def fileno(self) -> int:
         return self._fd
@@ -563,6 +582,9 @@ class SimCgroups:
 
     def forget(self, pod_uid: str) -> None:
         """There is one."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def census(self, pod_uid: str) -> tuple[Population | None, list[int]]:
         return self.population(pod_uid), self.processes(pod_uid)
@@ -730,7 +752,7 @@ class SimPool:
 
     def kill(self) -> None:
         """The workers see that their socket is closed, all but those that hang."""
-        self.dead = True
+        self.dead, self.on_free = True, lambda: None
         stuck = [each.worker for each in self.kernel.stuck]
         for task in self._tasks:
             if task not in stuck:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hostd.config import Config
-from hostd.core import passes
+from hostd.core import passes, turns
+from hostd.core.keeper import Keeper
 from hostd.core.model import VM, LayerState, State
 from hostd.core.service import VMExited, VMReleased
 from hostd.linux.pidfd import End
@@ -19,7 +20,7 @@ from tests.support.simulation import Hostd, Kernel, Task, target_of
 
 NAMES = [b"hotplug-disks/%d.img" % number for number in range(3)]
 #: More than a worker gets at a time.
-MANY = 40
+MANY = turns._TOGETHER + 8
 
 
 class Crowd:
@@ -88,6 +89,24 @@ def test_nothing_is_said_before_all_umounts_were_sent(crowd: Crowd) -> None:
     assert crowd.kernel.mounts == []
 
 
+def test_what_takes_long_to_look_at_is_sent_before_it_is_old(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods of thousands of processes, say: a look at many of them would be too old for all."""
+    whole = Keeper.see_due
+    looked_at: list[int] = []
+
+    def slow(keeper: Keeper, vm: VM, now: int) -> passes.Due | None:
+        crowd.kernel.now += 60_000
+        looked_at.append(now)
+        return whole(keeper, vm, now)
+
+    monkeypatch.setattr(Keeper, "see_due", slow)
+    crowd.die()
+    crowd.hostd.advance(60)
+    assert crowd.kernel.mounts == []
+    assert max(Counter(looked_at).values()) == 2
+    assert len(looked_at) == len(crowd.pods) - 1, "each once, but for the first, which did not wait"
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_those_behind_one_that_hangs_do_not_wait_for_it(crowd: Crowd, left: bool) -> None:
     """Also those that the same worker had in the same job, before it and behind."""
@@ -138,3 +157,12 @@ def test_what_cannot_be_sent_is_tried_again(crowd: Crowd, monkeypatch: pytest.Mo
     crowd.hostd.advance(10)
     assert crowd.kernel.mounts == []
     assert crowd.told(VMReleased) == dict.fromkeys(crowd.pods, 1)
+
+
+def test_after_its_end_nothing_is_begun(crowd: Crowd) -> None:
+    """What is told of at the end may be looked at once more, with a worker idle."""
+    mounts = list(crowd.kernel.mounts)
+    crowd.hostd.keeper.cleaning.close()
+    crowd.die()
+    crowd.hostd.advance(1)
+    assert (crowd.hostd.pool.jobs, crowd.kernel.mounts) == (0, mounts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -18,6 +19,7 @@ from hostd.core.decision import Decision
 from hostd.core.keeper import Keeper
 from hostd.core.model import VM, Exit, ExitReason, LayerState, Policy, State
 from hostd.core.service import Event, VMExited, VMReleased
+from hostd.linux.holders import Held, Wanted
 from hostd.linux.pidfd import End
 from hostd.linux.pool import Hung
 from tests.support.core import OTHER, POD
@@ -457,3 +459,112 @@ def test_a_sweep_that_does_nothing_leaves_nothing_behind_that_nobody_looks_at(be
     assert bench.mounted(OTHER)
     hostd.advance(LONG)
     assert not bench.mounted(OTHER)
+
+
+def test_a_death_in_a_crowd_is_known_by_its_own_time(bench: Bench) -> None:
+    """Its VM is looked at when its turn for a worker has come, which is later."""
+    pods = [str(uuid.UUID(int=number)) for number in range(1, 101)]
+    qemus = [bench.vm(pod_uid, *(b"hotplug-disks/%d.img" % number for number in range(3))) for pod_uid in pods]
+    hostd = bench.start()
+    hostd.events.clear()
+    for qemu in qemus:
+        bench.kernel.die(qemu, End(signal=9))
+    died_at = bench.kernel.now
+    hostd.advance(5)
+    vms = [bench.known(pod_uid) for pod_uid in pods]
+    assert {vm.state for vm in vms} == {State.RELEASED}
+    gone = [max(layer.gone_at for layer in vm.layers.values()) for vm in vms]
+    assert max(gone) - min(gone) > 100_000, "a millisecond each, one after the other"
+    assert max(vm.exited_at for vm in vms) - died_at < 1_000
+    assert max(vm.exited_usec for vm in vms) - min(vm.exited_usec for vm in vms) < 1_000
+    told = [event for event in hostd.events if isinstance(event, VMExited)]
+    assert len(told) == len(pods)
+
+
+def test_who_pins_a_layer_is_asked_when_nothing_waits_to_be_unmounted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is a look at all processes, which slows down all umounts beside it."""
+    pods = [str(uuid.UUID(int=number)) for number in range(1, 101)]
+    qemus = [bench.vm(pod_uid, *(b"hotplug-disks/%d.img" % number for number in range(3))) for pod_uid in pods]
+    hostd = bench.start()
+    left: list[int] = []
+    whole = SimPool._holders
+
+    async def holders(pool: SimPool, wanted: Sequence[Wanted]) -> list[Held]:
+        left.append(sum(len(bench.mounted(pod_uid)) for pod_uid in pods))
+        return await whole(pool, wanted)
+
+    monkeypatch.setattr(SimPool, "_holders", holders)
+    bench.kernel.die(qemus[0], End(signal=9))
+    while hostd.keeper.inspector._look is None:
+        hostd.advance(0.001)
+    for qemu in qemus[1:]:
+        bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(5)
+    assert left
+    assert max(left) == 0
+    assert {bench.known(pod_uid).state for pod_uid in pods} == {State.RELEASED}
+
+
+def test_how_a_qemu_ended_is_asked_at_once_where_the_kernel_forgets_it(bench: Bench) -> None:
+    """Before Linux 6.15 the answer is gone when the process is reaped; in a crowd, what is told of it comes later."""
+    bench.kernel.keeps_exit = False
+    pods = [str(uuid.UUID(int=number)) for number in range(1, 101)]
+    qemus = [bench.vm(pod_uid) for pod_uid in pods]
+    hostd = bench.start()
+    for qemu in qemus:
+        bench.kernel.die(qemu, End(status=3), reap=False)
+    while any(hostd.keeper.qemus.followed(pod_uid) for pod_uid in pods):
+        hostd.tick()
+    for qemu in qemus:
+        bench.kernel.reap(qemu)
+    hostd.advance(5)
+    assert {bench.known(pod_uid).exit for pod_uid in pods} == {Exit(3, -1, ExitReason.ERROR)}
+
+
+def test_a_qemu_is_not_followed_for_a_vm_that_was_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent acknowledges a released VM just when a new QEMU in its pod is being asked what it is."""
+    first = bench.vm()
+    bench.kernel.spawn(POD, b"bash")
+    hostd = bench.start()
+    bench.kernel.die(first, End(signal=9))
+    hostd.advance(LONG)
+    whole = SimPool._command_lines
+
+    async def slow(pool: SimPool, pids: Sequence[int]) -> Mapping[int, list[bytes] | None]:
+        await asyncio.sleep(1)
+        return await whole(pool, pids)
+
+    monkeypatch.setattr(SimPool, "_command_lines", slow)
+    second = bench.kernel.qemu(POD)
+    hostd.loop.call_soon(hostd.keeper.wake, POD)
+    hostd.advance(0.1)
+    hostd.loop.run_until_complete(hostd.ask(hostd.requests.unregister(POD)))
+    bench.kernel.mount(target_of(POD, DISK))
+    hostd.advance(10)
+    assert (bench.known().state, len(bench.known().qemus)) == (State.RUNNING, 1)
+    hostd.events.clear()
+    bench.kernel.die(second, End(signal=9))
+    hostd.advance(LONG)
+    assert bench.known().state is State.RELEASED
+    assert bench.mounted() == []
+    assert sum(isinstance(event, VMExited) for event in hostd.events) == 1
+
+
+def test_released_vms_give_way_to_living_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list is bounded; whoever finds no place in it is not followed."""
+    monkeypatch.setattr("hostd.core.registry.MOST", 2)
+    first, _ = bench.vm(POD), bench.vm(OTHER)
+    hostd = bench.start()
+    bench.kernel.die(first, End(signal=9))
+    hostd.advance(5)
+    assert bench.known().state is State.RELEASED
+    third = str(uuid.UUID(int=3))
+    qemu = bench.vm(third)
+    hostd.advance(5)
+    assert bench.known(third).state is State.RUNNING
+    assert hostd.keeper.registry.get(POD) is None
+    bench.kernel.die(qemu, End(signal=9))
+    hostd.advance(5)
+    assert bench.mounted(third) == []

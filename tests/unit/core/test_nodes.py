@@ -13,6 +13,7 @@ import pytest
 from hostd.core.nodes import BlockNodes
 from hostd.core.survey import Survey
 from hostd.kubevirt.targets import Target
+from hostd.linux import libc
 from hostd.linux.inotify import Inotify
 from hostd.linux.worker import _CAME_OR_WENT
 from tests.support.core import POD, a_target, a_vm
@@ -102,6 +103,22 @@ async def test_a_change_while_it_is_looked_is_not_missed(tmp_path: Path, inotify
     bench.nodes.close()
 
 
+async def test_a_watch_that_nobody_speaks_for_is_not_remembered(tmp_path: Path, inotify: Inotify) -> None:
+    """A worker watches a directory twice where there are nodes, and the first watch may have ended meanwhile."""
+    bench = Bench(tmp_path, inotify)
+
+    async def meanwhile() -> None:
+        bench.touch("late")
+        inotify.add(os.fsencode(tmp_path / "late"), _CAME_OR_WENT & ~libc.IN_ONLYDIR)
+        (tmp_path / "late").unlink()
+        await eventually(lambda: len(bench.nodes._ended) == 2)
+
+    bench.looks.meanwhile = meanwhile
+    await bench.nodes.look(bench.vm)
+    assert bench.nodes._ended == set()
+    bench.nodes.close()
+
+
 async def test_the_end_of_the_directory_is_a_change(tmp_path: Path, inotify: Inotify) -> None:
     directory = tmp_path / "hotplug-disks"
     directory.mkdir()
@@ -120,6 +137,62 @@ async def test_of_a_pod_that_was_forgotten_nothing_is_told(tmp_path: Path, inoti
     await asyncio.sleep(0.1)
     assert bench.told == []
     assert (bench.nodes._watched, bench.nodes._ended) == ({}, set())
+    bench.nodes.close()
+
+
+async def test_nothing_is_kept_of_a_pod_that_is_forgotten_while_it_is_looked_at(
+    tmp_path: Path, inotify: Inotify
+) -> None:
+    bench = Bench(tmp_path, inotify)
+
+    async def meanwhile() -> None:
+        bench.nodes.forget(POD)
+
+    bench.looks.meanwhile = meanwhile
+    assert await bench.nodes.look(bench.vm)
+    assert bench.names() == []
+    await eventually(lambda: (bench.nodes._watched, bench.nodes._watches) == ({}, {}))
+    assert (bench.nodes._vms, bench.nodes._took) == ({}, {})
+    bench.touch("one")
+    await asyncio.sleep(0.1)
+    assert bench.told == []
+    bench.nodes.close()
+
+
+async def test_a_pod_that_is_met_again_meanwhile_keeps_its_watch(tmp_path: Path, inotify: Inotify) -> None:
+    bench = Bench(tmp_path, inotify)
+
+    async def meanwhile() -> None:
+        bench.looks.meanwhile = None
+        bench.nodes.forget(POD)
+        await bench.nodes.look(a_vm())
+
+    bench.looks.meanwhile = meanwhile
+    assert await bench.nodes.look(bench.vm)
+    bench.touch("one")
+    await eventually(lambda: bench.told == [POD])
+    bench.nodes.close()
+
+
+async def test_a_look_that_failed_is_tried_again(
+    tmp_path: Path, inotify: Inotify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch has told, and tells no more until somebody has looked."""
+    monkeypatch.setattr("hostd.core.nodes._AGAIN", 30_000)
+    bench = Bench(tmp_path, inotify)
+    await bench.nodes.look(bench.vm)
+    bench.touch("one")
+    await eventually(lambda: bench.told == [POD])
+
+    async def unreadable(_: str) -> None:
+        return None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.looks, "block_nodes", unreadable)
+        assert not await bench.nodes.look(bench.vm)
+    await eventually(lambda: bench.told == [POD, POD])
+    await bench.nodes.look(bench.vm)
+    assert bench.names() == ["one"]
     bench.nodes.close()
 
 

@@ -90,6 +90,17 @@ async def test_a_qemu_of_another_pod_is_none_of_this_one(seen: Seen, place: Plac
         assert seen.look(VM(POD)) == (False, "", Population.EMPTY, [])
 
 
+async def test_a_pid_that_is_another_pods_by_now_is_none_of_this_one(
+    seen: Seen, place: Place, cgroups: PodCgroups
+) -> None:
+    """A look at all processes is remembered for a second, and pids are used again."""
+    cgroups.add(OTHER)
+    with FakeQemu(place=place) as qemu:
+        assert seen.qemus.unidentified(OTHER, [qemu.pid]) == []
+        [found] = seen.qemus.unidentified(POD, [qemu.pid])
+        found.close()
+
+
 async def test_a_pod_without_a_cgroup_is_gone_only_if_it_was_seen(seen: Seen) -> None:
     assert seen.look(VM(POD))[2] is None
     assert seen.look(VM(POD, cgroup_seen=True))[2] is Population.GONE
@@ -121,6 +132,19 @@ async def test_a_pod_that_becomes_quiet_is_told(seen: Seen, place: Place) -> Non
         await eventually(lambda: POD in seen.quiet)
     seen.qemus.unwatch(POD)
     seen.qemus.unwatch(POD)
+
+
+async def test_what_only_makes_things_quicker_is_given_back_once(seen: Seen, place: Place) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with FakeQemu(place=place) as qemu:
+        own = len(os.listdir("/proc/self/fd")) - before
+        seen.qemus.follow(POD, Process.open(qemu.pid))
+        seen.qemus.watch(POD)
+        assert not seen.qemus.relieve(OSError(errno.ENOSPC, "it is not for want of descriptors"))
+        assert seen.qemus.relieve(OSError(errno.EMFILE, "too many open files"))
+        assert len(os.listdir("/proc/self/fd")) == before + own + 1, "its pidfd is left"
+        assert not seen.qemus.relieve(OSError(errno.ENFILE, "there is nothing more to give"))
+        seen.qemus.close()
 
 
 async def test_all_qemus_of_the_host_are_found_by_their_cgroups(seen: Seen, place: Place) -> None:
@@ -158,17 +182,20 @@ async def test_watches_of_ended_pods_give_way_when_no_descriptor_is_left(
     """They only make things quicker: else the pods that ended would keep hostd from seeing that others do."""
     cgroups.add(OTHER)
     seen.qemus.watch(OTHER)
-    whole = Found.processes
+    seen.qemus.cgroups.remember(OTHER)
+    before = len(os.listdir("/proc/self/fd"))
+    whole = Found.census
 
-    def processes(found: Found, pod_uid: str) -> list[int]:
-        if seen.qemus._watches:
+    def census(found: Found, pod_uid: str) -> tuple[Population | None, list[int]]:
+        if len(os.listdir("/proc/self/fd")) > before - 3:  # the watch has two, the memory one
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return whole(found, pod_uid)
 
-    monkeypatch.setattr(Found, "processes", processes)
     with FakeQemu(place=place) as qemu:
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(Found, "census", census)
         assert seen.look(VM(POD))[3] == [qemu.pid]
-    assert seen.look(VM(POD, had_qemu=True))[1] == ""
+    assert seen.qemus.cgroups.census(OTHER) == (Population.EMPTY, [])
 
 
 async def test_a_second_qemu_is_found_though_nobody_knows_where_the_pods_cgroup_is(
@@ -193,4 +220,8 @@ async def test_no_descriptor_is_left_over(seen: Seen, place: Place) -> None:
             seen.qemus.follow(POD, Process.open(qemu.pid))
             seen.qemus.watch(POD)
         seen.qemus.forget(POD)
+        assert len(os.listdir("/proc/self/fd")) - before == own
+        seen.qemus.cgroups.remember(POD)
+        seen.qemus.cgroups.remember(POD)
+        seen.qemus.close()
         assert len(os.listdir("/proc/self/fd")) - before == own

@@ -174,6 +174,23 @@ def test_a_removed_vm_leaves_no_file(registry: Registry, store: Store, told: lis
     assert (len(registry), os.listdir(store.directory)) == (0, [])
 
 
+def test_what_failed_for_want_of_room_is_tried_again_once_there_is_some(registry: Registry, store: Unreliable) -> None:
+    failures: list[OSError] = []
+
+    def relieve(error: OSError) -> bool:
+        failures.append(error)
+        store.full = len(failures) > 1
+        return True
+
+    registry.relieve = relieve
+    store.full = True
+    registry.add(a_vm(), must_save=True)
+    assert ([error.errno for error in failures], registry.unsaved) == ([28], frozenset())
+    store.full = True
+    registry.add(VM(OTHER))
+    assert registry.unsaved == {OTHER}, "it is tried once more, not for ever"
+
+
 def test_the_list_may_change_while_it_is_walked_through(registry: Registry) -> None:
     registry.add(a_vm())
     registry.add(VM(OTHER))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
+import pkgutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,10 +13,11 @@ from typing import Any, Protocol
 
 import pytest
 
+import hostd.core
 from hostd.linux.mount_table import parse
 from hostd.linux.pidfd import End, Process
 from hostd.linux.umount import Outcome
-from tests.support import umounts
+from tests.support import simulation, umounts
 from tests.support.core import POD
 from tests.support.mountns import MountNamespace, umount
 from tests.support.simulation import KUBELET, Kernel, SimProcess, Task, target_of
@@ -208,3 +211,9 @@ def test_the_agents_umount_takes_the_topmost_only(side: Side) -> None:
     side.agent_unmounts(lazy=False)
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
         side.agent_unmounts(lazy=False)
+
+
+def test_no_part_of_the_core_looks_at_another_clock() -> None:
+    names = [name for _, name, _ in pkgutil.iter_modules(hostd.core.__path__, "hostd.core.")]
+    modules = [importlib.import_module(name) for name in names]
+    assert [module for module in modules if hasattr(module, "boottime_usec")] == list(simulation._TIMED)

@@ -50,6 +50,15 @@ def test_one_after_the_other_and_those_that_wait_together(monkeypatch: pytest.Mo
     assert (served.begun, served.turns.crowded) == ([["a"], ["b", "c", "d"], ["e", "f"]], False)
 
 
+def test_not_more_together_than_can_be_looked_at_in_a_moment() -> None:
+    served = Served(0)
+    for number in range(200):
+        served.turns.add(VM(str(number)))
+    for _ in range(4):
+        served.give_back()
+    assert [len(vms) for vms in served.begun] == [64, 64, 64, 8]
+
+
 def test_what_was_taken_back_comes_first() -> None:
     served = Served(0)
     served.turns.add(VM("c"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -151,7 +152,7 @@ def test_a_pidfd_is_kept_once_and_given_back(process: subprocess.Popen[bytes], m
         store = FdStore(manager)
         store.keep(POD, qemu)
         store.keep(POD, qemu)
-        assert list(manager.kept) == [f"qemu.{POD}.{process.pid}"]
+        assert list(manager.kept) == [f"qemu.{POD}.{process.pid}-{qemu.identity.start_time}"]
         again = FdStore(manager)
         [adopted] = again.adopt(manager.give())[POD]
         assert adopted.identity.same_as(qemu.identity)
@@ -161,6 +162,26 @@ def test_a_pidfd_is_kept_once_and_given_back(process: subprocess.Popen[bytes], m
         again.drop(adopted.identity)
         assert manager.kept == {}
         adopted.close()
+
+
+def test_what_cannot_be_kept_is_said_and_not_remembered(
+    process: subprocess.Popen[bytes],
+    manager: Manager,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def no_descriptor(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    store = FdStore(manager)
+    with Process.open(process.pid) as qemu:
+        with monkeypatch.context() as patched:
+            patched.setattr(Manager, "store", no_descriptor)
+            store.keep(POD, qemu)
+        assert "not over a restart" in caplog.text
+        store.drop(qemu.identity)
+        store.keep(POD, qemu)
+        assert len(manager.kept) == 1
 
 
 def test_of_a_qemu_that_died_meanwhile_the_store_still_knows(

@@ -345,12 +345,21 @@ def test_a_real_pod_on_version_2(layout: support.Layout, sleeper: subprocess.Pop
         assert found.population(UID) is Population.EMPTY
         join(container, sleeper)
         assert (found.population(UID), found.processes(UID)) == (Population.POPULATED, [sleeper.pid])
+        assert found.census(UID) == (Population.POPULATED, [sleeper.pid])
+        found.remember(UID)
+        found.remember(UID)
+        assert found.census(UID) == (Population.POPULATED, [sleeper.pid])
         assert pod_uids([Path(f"/proc/{sleeper.pid}/cgroup").read_bytes().rpartition(b"::")[2].strip()]) == {UID}
         sleeper.kill()
         sleeper.wait()
         assert (found.population(UID), found.processes(UID)) == (Population.EMPTY, [])
+        assert found.census(UID) == (Population.EMPTY, [])
         made.remove(UID)
         assert found.population(UID) is None
+        assert found.census(UID) == (Population.GONE, []), "what is remembered was there"
+        found.forget(UID)
+        assert found.census(UID) == (None, [])
+        assert not found.close(), "nothing is open"
         assert found.understood
 
 

@@ -125,6 +125,45 @@ def test_life_and_death(group: bytes, start: Start) -> None:
     assert cgroup.population(group + b"/never/there") is Population.GONE
 
 
+def test_a_census_is_the_same_whether_its_file_stays_open_or_not(group: bytes, start: Start) -> None:
+    os.mkdir(pod := group + b"/pod")
+
+    def told() -> tuple[Population, list[int]]:
+        assert kept.census() == closed.census() == cgroup.census(pod)
+        return cgroup.census(pod)
+
+    with cgroup.Group(pod) as kept, cgroup.Group(pod) as closed:
+        closed.close()
+        assert (kept.fileno() >= 0) == group.startswith(UNIFIED or b"?"), "only version 2 has the file"
+        assert told() == (Population.EMPTY, [])
+        child = start(pod)
+        assert told() == (Population.POPULATED, [child.pid])
+        child.kill()
+        child.wait()
+        until(lambda: cgroup.population(pod) is Population.EMPTY)
+        assert told() == (Population.EMPTY, [])
+        until(lambda: removed(pod))
+        assert told() == (Population.GONE, [])
+        os.mkdir(pod)
+        assert told() == (Population.EMPTY, []), "the one that has its name now"
+        child = start(pod)
+        assert told() == (Population.POPULATED, [child.pid])
+        child.kill()
+        child.wait()
+
+
+def test_a_census_of_what_may_not_be_read_is_an_error(group: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with cgroup.Group(group) as kept:
+        monkeypatch.setattr(os, "open", refuse)
+        monkeypatch.setattr(os, "pread", refuse)
+        for ask in (kept.census, lambda: cgroup.census(group)):
+            with pytest.raises(PermissionError):
+                ask()
+
+
 def test_no_cgroup_is_not_empty(tmp_path: Path) -> None:
     """Else a wrong configuration would read as everybody's death."""
     assert cgroup.population(os.fsencode(tmp_path)) is Population.UNREADABLE

@@ -132,6 +132,45 @@ def test_alive_zombie_reaped(kernel: str, finish: Callable[[int], None], end: En
 
 
 @pytest.mark.usefixtures("fds")
+def test_whether_an_end_can_be_asked_for_later(kernel: str) -> None:
+    pidfd.kernel_keeps_ends.cache_clear()
+    pid = started()
+    with Process.open(pid) as process:
+        assert process.end_is_kept == (kernel == "this kernel")
+        os.kill(pid, signal.SIGKILL)
+        wait_dead(process)
+        assert process.end() == End(signal=signal.SIGKILL)
+        assert process.end_is_kept
+    pidfd.kernel_keeps_ends.cache_clear()
+
+
+@pytest.mark.usefixtures("fds")
+@pytest.mark.parametrize("missing", ["posix_spawn", "pidfd_open"])
+def test_an_end_is_taken_for_lost_where_that_cannot_be_found_out(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EMFILE, "none is left")
+
+    monkeypatch.setattr(os, missing, fails)
+    pidfd.kernel_keeps_ends.cache_clear()
+    assert not pidfd.kernel_keeps_ends()
+    pidfd.kernel_keeps_ends.cache_clear()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.usefixtures("fds")
+def test_who_started_us_may_have_our_children_reaped_unseen() -> None:
+    """SIG_IGN is inherited; what is not to be found out then is no reason not to start."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        pidfd.kernel_keeps_ends.cache_clear()
+        assert not pidfd.kernel_keeps_ends()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        pidfd.kernel_keeps_ends.cache_clear()
+
+
+@pytest.mark.usefixtures("fds")
 def test_reaped_by_another_parent() -> None:
     """The process is a grandchild, which its own parent reaps at once."""
     reader, writer = os.pipe()

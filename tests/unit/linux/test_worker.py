@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hostd.linux import link, mount_table, process, worker
+from hostd.linux import libc, link, mount_table, process, worker
 from hostd.linux.clock import boottime_usec
 from hostd.linux.holders import Wanted
 from hostd.linux.note import Note
@@ -24,7 +24,7 @@ from tests.support.fuse import DeadFileSystem
 from tests.support.mountns import MountNamespace, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -118,6 +118,96 @@ async def test_block_nodes_are_found_among_any_number_of_other_entries(host: Mou
     host.call(fill)
     names, _ = await pool.run("list_block_nodes", b"pods")
     assert names == [b"node"]
+
+
+@pytest.mark.parametrize(
+    ("there", "change", "told"),
+    [
+        ([], lambda path: os.mknod(path + b"new", stat.S_IFBLK | 0o600), True),
+        ([], lambda path: os.rename(path + b"../elsewhere", path + b"new"), True),
+        ([], lambda path: os.unlink(path + b"file"), False),
+        ([], lambda path: os.rename(path + b"file", path + b"../gone"), False),
+        ([b"node"], lambda path: os.unlink(path + b"node"), True),
+        ([b"node"], lambda path: os.rename(path + b"node", path + b"../gone"), True),
+        ([b"node"], lambda path: os.mknod(path + b"new", stat.S_IFBLK | 0o600), True),
+    ],
+)
+async def test_what_comes_is_told_and_what_goes_only_where_a_node_is(
+    host: MountNamespace, pool: WorkerPool, there: list[bytes], change: Callable[[bytes], None], *, told: bool
+) -> None:
+    """Else each mountpoint that is deleted after an umount would end a watch, which is work for the kernel."""
+    directory = host.base + b"/kubelet/pods/"
+
+    def fill() -> None:
+        for path in (b"file", b"../elsewhere"):
+            os.close(os.open(directory + path, os.O_CREAT))
+        for name in there:
+            os.mknod(directory + name, stat.S_IFBLK | 0o600)
+
+    host.call(fill)
+    names, watch = await pool.run("list_block_nodes", b"pods")
+    assert names == there
+    host.call(change, directory)
+    assert pool.inotify
+    assert [event.wd for event in pool.inotify.read() if event.mask & libc.IN_IGNORED] == [watch] * told
+
+
+class Meanwhile(worker.Worker):
+    """A worker in the tests' own process, and what happens after its first look at the directory."""
+
+    def __init__(self, host: MountNamespace, inotify: int, happens: Callable[[], object]) -> None:
+        super().__init__(os.eventfd(0), os.eventfd(0), Note.create().fileno(), inotify)
+        self._root = b"/proc/%d/root" % host.pid + host.base + b"/kubelet"
+        self._happens = iter([happens])
+        self.found: list[bytes] = []
+
+    def _block_nodes(self, directory: int) -> list[bytes]:
+        found = super()._block_nodes(directory)
+        for happens in self._happens:
+            happens()
+        return found
+
+    def _part(self, value: object) -> None:
+        assert isinstance(value, list)
+        self.found += value
+
+
+@pytest.fixture
+def here() -> Iterator[None]:
+    """A worker leaves its process in the root directory."""
+    before = os.getcwd()
+    yield
+    os.chdir(before)
+
+
+@pytest.mark.usefixtures("here")
+async def test_a_node_that_goes_before_its_going_is_watched_is_not_found(
+    host: MountNamespace, pool: WorkerPool
+) -> None:
+    node = host.base + b"/kubelet/pods/node"
+    host.call(os.mknod, node, stat.S_IFBLK | 0o600)
+    assert pool.inotify
+    looking = Meanwhile(host, pool.inotify.fileno(), lambda: host.call(os.unlink, node))
+    looking.list_block_nodes(b"pods")
+    assert looking.found == []
+
+
+@pytest.mark.usefixtures("here")
+async def test_a_look_that_is_cut_off_leaves_the_watch_as_it_was(host: MountNamespace, pool: WorkerPool) -> None:
+    node = host.base + b"/kubelet/pods/node"
+    host.call(os.mknod, node, stat.S_IFBLK | 0o600)
+    names, watch = await pool.run("list_block_nodes", b"pods")
+    assert names == [b"node"]
+    assert pool.inotify
+
+    def cut_off() -> None:
+        raise OSError(errno.EIO, "cut off")
+
+    with pytest.raises(OSError, match="cut off"):
+        Meanwhile(host, pool.inotify.fileno(), cut_off).list_block_nodes(b"pods")
+    assert pool.inotify.read() == []
+    host.call(os.unlink, node)
+    assert [event.wd for event in pool.inotify.read() if event.mask & libc.IN_IGNORED] == [watch]
 
 
 async def test_list_directory_of_many(host: MountNamespace, pool: WorkerPool) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from hostd import app, config, errors, values
 from hostd.config import KEYS, Config
+from hostd.core import registry
 from tests.support.man import DIRECTORY, ManPage
 
 PAGES = sorted(path.name for path in DIRECTORY.glob("*.[1-8]"))
@@ -163,6 +164,10 @@ def test_a_key_has_the_default_and_type_of_the_configuration_and_an_explanation(
     assert KEYS[key][1](tomllib.loads(f"value = {default}")["value"]) == default_of(key)
     assert kind == type_of(key)
     assert text
+
+
+def test_the_bound_of_the_list_is_the_registrys() -> None:
+    assert f" {registry.MOST} that are listed" in " ".join((DIRECTORY / "hostd.toml.5").read_text().split())
 
 
 def test_no_section_of_the_configuration_is_missing_in_the_page() -> None:
