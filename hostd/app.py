@@ -279,7 +279,8 @@ class Daemon:
             if period:
                 self._notifier.alive()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), period / 2e6 if period else None)
+                async with asyncio.timeout(period / 2e6 if period else None):
+                    await self._stop.wait()
         unsubscribe()
         self._raise_if_name_taken()
 

@@ -248,12 +248,14 @@ async def run(command: list[str], environment: dict[str, str], limit: float) -> 
     except OSError as error:
         return f"cannot be run: {error}"
     try:
-        status = await asyncio.wait_for(process.wait(), limit)
+        async with asyncio.timeout(limit):
+            status = await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), KILL_PAUSE)
+            async with asyncio.timeout(KILL_PAUSE):
+                await process.wait()
         return f"was killed: it did not end within {limit:g} s"
     if status < 0:
         return f"died of signal {-status}"

@@ -184,7 +184,8 @@ class WorkerPool:
             link.kill()
         self._look_who_is_left()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_gone.wait(), _CLOSE_WAIT)
+            async with asyncio.timeout(_CLOSE_WAIT):
+                await self._all_gone.wait()
         for link in self._links:
             link.close()
         await asyncio.gather(*self._greetings)

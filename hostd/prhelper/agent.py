@@ -37,6 +37,9 @@ _UNSETTLED = frozenset({"activating", "deactivating", "reloading", "maintenance"
 _CLOSED = frozenset(sign * code for sign in (1, -1) for code in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN))
 _HELPER = re.compile(rb"""/[^\s'"]*qemu-pr-helper""")
 _POLL_SECONDS = 0.02
+#: Runs of a service that are met while it is waited for: the first may have ended before, the last goes on. So these
+#: are two that came up and died, after which hostd starts no helper at once either (see `backoff`).
+_FLAPPING: Final = 4
 _SCOPE = b"hostd-pr-helper-retired-%d.scope"
 #: What bounds a unit by its cgroup; all else of the sandbox sticks to the process.
 _BOUNDS = {"DevicePolicy": "s", "DeviceAllow": "a(ss)", "TasksMax": "t", "MemoryMax": "t"}
@@ -68,49 +71,67 @@ class Systemd:
     def _active(self, unit: str) -> str:
         return str(self._get(unit, "Unit", "ActiveState", "s"))
 
-    def _settled(self, unit: str, patience: float = PATIENCE) -> str:
-        """The unit's state once nothing is under way: a job that waits to be run has not changed the state yet."""
+    def _wait(self, unit: str, patience: float = PATIENCE) -> tuple[str, str]:
+        """The unit's state once nothing is under way, and ""; or its state now, and why it does not come to rest.
+
+        A job that waits to be run has not changed the state yet. A service that dies as soon as it is started, by
+        systemd itself or for a connection that waits at its socket, is hardly ever met between two of its runs: to
+        build its sandbox takes longer than it lives.
+        """
         deadline = time.monotonic() + patience
+        runs = set()
         while True:
             job = self._get(unit, "Unit", "Job", "(uo)")
             state = self._active(unit)
             if state not in _UNSETTLED and isinstance(job, tuple | list) and not job[0]:
-                return state
+                return state, ""
+            runs.add(str(self._get(unit, "Unit", "InvocationID", "ay")))
+            if len(runs) >= _FLAPPING:
+                return state, f"{unit} dies as soon as it is started; see `journalctl -u {unit}`"
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{unit} is {state} for more than {patience:g} s")
+                raise TimeoutError(f"{unit} is {state} for more than {patience:g} s; see `journalctl -u {unit}`")
             time.sleep(_POLL_SECONDS)
 
+    def _settled(self, unit: str) -> str:
+        state, trouble = self._wait(unit)
+        if trouble:
+            raise OSError(trouble)
+        return state
+
     def query(self) -> dict[str, Any]:
-        """What is with both units, once they have settled."""
+        """What is with both units, once they have settled; `trouble`: why the service does not."""
+        socket_state = self._settled(SOCKET_UNIT)
+        service_state, trouble = self._wait(SERVICE_UNIT)
         return {
             "load": {unit: self._get(unit, "Unit", "LoadState", "s") for unit in (SOCKET_UNIT, SERVICE_UNIT)},
-            "socket": self._settled(SOCKET_UNIT),
-            "service": self._settled(SERVICE_UNIT),
+            "socket": socket_state,
+            "service": service_state,
+            "trouble": trouble,
             "main_pid": self._get(SERVICE_UNIT, "Service", "MainPID", "u"),
             "result": self._get(SERVICE_UNIT, "Service", "Result", "s"),
             "program": _program(self._get(SERVICE_UNIT, "Service", "ExecStart", "a(sasbttttuii)")),
             "capabilities": self._get(SERVICE_UNIT, "Service", "CapabilityBoundingSet", "t"),
         }
 
-    def start(self, *, reload: bool = False) -> dict[str, Any]:
-        """The listener, then the service on it. `reload`: our drop-in has changed."""
+    def listen(self, *, reload: bool = False) -> dict[str, Any]:
+        """The listener alone. `reload`: our drop-in has changed."""
         if reload:
             self._call("Reload")
         if self._settled(SOCKET_UNIT) != "active":
             # systemd gives a listener to a service only as the service starts.
             self._stop(SERVICE_UNIT)
             self._reset(SOCKET_UNIT)
-            self._start(SOCKET_UNIT)
-            if self._active(SOCKET_UNIT) != "active":
+            self._call("StartUnit", "ss", SOCKET_UNIT, "replace")
+            if self._settled(SOCKET_UNIT) != "active":
                 why = self._get(SOCKET_UNIT, "Socket", "Result", "s")
                 raise OSError(f"{SOCKET_UNIT} did not start: {why}; see `journalctl -u {SOCKET_UNIT}`")
-        self._reset(SERVICE_UNIT)
-        self._start(SERVICE_UNIT)
-        return self.query()
+        return {}
 
-    def _start(self, unit: str) -> None:
-        self._call("StartUnit", "ss", unit, "replace")
-        self._settled(unit)
+    def start(self) -> dict[str, Any]:
+        """The service on the listener that there is."""
+        self._reset(SERVICE_UNIT)
+        self._call("StartUnit", "ss", SERVICE_UNIT, "replace")
+        return self.query()
 
     def _reset(self, unit: str) -> None:
         with suppress(Exception):  # a unit that is not loaded has nothing to be reset

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a helper ended, in words. `killed`: by somebody's SIGKILL, or unknown: that says nothing of the next one."""
+    """How a helper ended, in words. `killed`: by somebody's SIGKILL, or unknown: that says nothing of the next one.
+    `again`: the next one was started already, and ended likewise."""
 
     words: str
     killed: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,15 @@ class Backoff:
         """Whether helpers die so fast that one which somebody else started meanwhile is to be ended, too."""
         return self._dying and self.waits(now)
 
-    def died(self, now: int, ready_usec: int | None, *, killed: bool = False) -> None:
-        """A helper died, ready for that long (None = it never was); `killed`: of no fault of its own."""
+    def died(self, now: int, ready_usec: int | None, *, killed: bool = False, again: bool = False) -> None:
+        """A helper died, ready for that long (None = it never was); `killed`: of no fault of its own; `again`: so did
+        the next one."""
         if ready_usec is not None and ready_usec >= _STEADY_USEC:
             self._failures = 0
-        well = killed or ready_usec is not None
+        well = not again and (killed or ready_usec is not None)
         self._dying = not (well and self._forgive(now))
         if self._dying:
-            self.failed(now, immediately=0 if well else 1)
+            self.failed(now, immediately=0 if well or again else 1)
 
     def failed(self, now: int, *, immediately: int = 0) -> None:
         """A start failed; the first `immediately` of a row are tried again without a pause.

@@ -133,7 +133,8 @@ class Loop:
             async with self._told:
                 self._told.notify_all()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), None if pause is None else pause / 1e6)
+                async with asyncio.timeout(None if pause is None else pause / 1e6):
+                    await self._wake.wait()
 
     def _take_config(self) -> None:
         """What a reload brought, between two looks: for another path or back end everything begins anew."""
@@ -199,7 +200,7 @@ class Loop:
         ready_usec = now - self._checkup.ready_at if self._checkup.ready_at else None
         for end in ends:
             self._note_failure(end.words)
-            self._backoff.died(now, ready_usec, killed=end.killed)
+            self._backoff.died(now, ready_usec, killed=end.killed, again=end.again)
         self._new_ends += len(ends)
         main = found.pid
         if main != self._pids[0]:

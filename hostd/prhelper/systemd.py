@@ -95,19 +95,24 @@ class SystemdBackend:
     async def _current(self) -> dict[str, Any]:
         units = self._units
         # Whatever is new at the path: it may be systemd's.
-        if units is None or paths.inode_at(self._path) != self._seen:
+        if units is None or paths.inode_at(self._path) != self._seen or (units["trouble"] and not self._ends):
             units = await self._do("query")
-            self._recognise(units)
-        elif self._helper is None:
+            if units["socket"] == "active":
+                self._recognise()
+        elif self._helper is None and not units["trouble"]:
             await self._follow(units)
         return units
 
-    def _recognise(self, units: dict[str, Any]) -> None:
+    def _recognise(self) -> None:
         """Whether what is at the path is systemd's listener: made by an earlier hostd, or anew by an administrator."""
-        if units["socket"] == "active" and paths.inode_at(self._path) != self._memory.known.inode:
+        if paths.inode_at(self._path) != self._memory.known.inode:
             sight = paths.look(self._path)
             if sight.kind is Kind.LIVE and sight.pid == _SYSTEMD_PID:
                 self._remember(sight.inode)
+
+    def _is_rivals(self) -> bool:
+        """Whether somebody else listens at the path: he may have bound just before we looked what systemd had made."""
+        return paths.look(self._path).pid not in (0, _SYSTEMD_PID)
 
     def _remember(self, inode: Inode | None = None, *, active: bool = True) -> None:
         retired = self._retired.numbers
@@ -126,6 +131,11 @@ class SystemdBackend:
 
     async def _follow(self, units: dict[str, Any]) -> None:
         """Watches the helper that runs now."""
+        if units["trouble"]:
+            # Nothing will tell of the next one: it is asked again once this was told.
+            self._ends.append(End(units["trouble"], again=True))
+            self._changed()
+            return
         pid = await self._service.helper(int(units["main_pid"]), os.path.basename(units["program"]))
         if pid and self._helper is None:
             try:
@@ -155,17 +165,27 @@ class SystemdBackend:
 
     async def start(self) -> None:
         """See `Backend`."""
+        await self._listen()
+        units = await self._do("start")
+        if units["main_pid"] and self._is_rivals():
+            self._remember()
+        if not units["main_pid"] and not units["trouble"]:
+            why = f"{units['result']}; see `journalctl -u {SERVICE_UNIT}`"
+            self._ends.append(End(f"{SERVICE_UNIT} did not start: {why}"))
+
+    async def _listen(self) -> None:
+        """Our listener is at the path, and remembered."""
         if paths.inode_at(self._path) != self._memory.known.inode and (await self._current())["socket"] == "active":
             await self.retire()
         changed = drop_in.write(drop_in.text(self._config), self._drop_in_path)
-        self._remember()
-        units = await self._do("start", reload=changed)
-        if units["socket"] == "active":
-            self._seen = paths.inode_at(self._path)
-            self._remember(self._seen)
-        if not units["main_pid"]:
-            why = f"{units['result']}; see `journalctl -u {SERVICE_UNIT}`"
-            self._ends.append(End(f"{SERVICE_UNIT} did not start: {why}"))
+        known = self._memory.known
+        ours = known.inode if known.backend == self.name and paths.inode_at(self._path) == known.inode else None
+        self._remember(ours)
+        await self._agent.ask("listen", reload=changed)
+        if ours is None:
+            # At once: the service may take long to start, and who binds meanwhile is a rival. It is not connected to,
+            # for each connection that waits makes systemd start the service once more.
+            self._remember(paths.inode_at(self._path))
 
     def end(self, why: str = "") -> None:
         """See `Backend`."""
@@ -205,7 +225,7 @@ class SystemdBackend:
             self._helper.release()
             self._helper = None
         await self._do("stop")
-        if self._memory.known.inode is not None:
+        if self._memory.known.inode is not None and not self._is_rivals():
             paths.remove(self._path, self._memory.known.inode)
         self._seen = paths.inode_at(self._path)
         self._remember(active=False)

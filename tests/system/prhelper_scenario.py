@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,28 +208,80 @@ async def elsewhere(config: PRHelper) -> None:
     await helper.close()
 
 
-async def crash_loop(config: PRHelper) -> None:
+def own_command() -> str:
+    """The ExecStart= that the unit comes with."""
+    unit = subprocess.run(["systemctl", "cat", SERVICE], capture_output=True, text=True, check=True).stdout
+    return next(line for line in unit.replace("\\\n", "").splitlines() if line.startswith("ExecStart="))
+
+
+@contextlib.contextmanager
+def helper_program(command: str, script: str, more: str = "") -> Iterator[Path]:
+    """A program in the helper's place. `command`: the service's, in which PROGRAM stands for it; `more` of the unit."""
     program = Path(f"{TOP}/qemu-pr-helper")
-    program.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     drop_in = Path(f"/run/systemd/system/{SERVICE}.d/program.conf")
     drop_in.parent.mkdir(parents=True, exist_ok=True)
-    drop_in.write_text(f"[Service]\nExecStart=\nExecStart={program}\n")
+    drop_in.write_text(f"[Service]\nExecStart=\n{command.replace(PROGRAM, str(program))}\n{more}\n")
     subprocess.run(["systemctl", "daemon-reload"], check=True)
-    helper = supervisor(config)
-    await helper.start()
-    await helper.enable()
-    await reaches(helper, "backing-off", lambda: active(SOCKET) == "inactive")
-    await eventually(lambda: active(SERVICE) in ("inactive", "failed"), why="systemd does not go on either")
-    program.unlink()
-    await reaches(helper, "failed")
-    assert str(program) in helper.status.why
-    program.symlink_to(PROGRAM)
-    await reaches(helper, "ready")
-    await helper.disable()
-    await helper.close()
+    yield program
     drop_in.unlink()
+    program.unlink()  # which may be a link to the true one by now
     subprocess.run(["systemctl", "daemon-reload"], check=True)
+
+
+class Failures(logging.Handler):
+    """What was said of the helper to be wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+async def crash_loop(config: PRHelper, command: str, script: str) -> None:
+    """The listener is closed, whoever is connected, and nobody waits for a service that cannot come to rest."""
+    failures = Failures()
+    logging.getLogger("hostd.prhelper").addHandler(failures)
+    with helper_program(command, script) as program:
+        helper = supervisor(config)
+        await helper.start()
+        enabling = asyncio.create_task(helper.enable())
+        await eventually(lambda: os.path.exists(config.socket), why="the listener is there")
+        with contextlib.suppress(ConnectionRefusedError), Client(config.socket):
+            await reaches(helper, "backing-off", lambda: active(SOCKET) == "inactive")
+        await enabling
+        await eventually(lambda: active(SERVICE) in ("inactive", "failed"), why="systemd does not go on either")
+        program.unlink()
+        await reaches(helper, "failed")
+        assert str(program) in helper.status.why
+        program.symlink_to(PROGRAM)
+        await reaches(helper, "ready")
+        await helper.disable()
+        await helper.close()
+    assert not [words for words in failures.said if "for more than" in words], failures.said
+    logging.getLogger("hostd.prhelper").removeHandler(failures)
+
+
+async def overtaken(config: PRHelper, script: str) -> None:
+    """A rival binds while the service, which takes a while, is being started."""
+    with helper_program(f"ExecStart={PROGRAM}", script, "ExecStartPre=/bin/sleep 0.5"):
+        helper = supervisor(config)
+        await helper.start()
+        enabling = asyncio.create_task(helper.enable())
+        await eventually(lambda: active(SOCKET) == "active", why="the listener is there")
+        with Rival(config.socket) as rival:
+            before = os.lstat(config.socket)
+            await reaches(helper, "standby", lambda: active(SOCKET) == "inactive")
+            await enabling
+            assert helper.status.owner_pid == rival.pid
+            await helper.disable()
+            after = os.lstat(config.socket)
+            assert (after.st_ino, after.st_uid, after.st_mode) == (before.st_ino, before.st_uid, before.st_mode)
+            assert serves(config.socket)
+        await helper.close()
 
 
 def many_mounts() -> None:
@@ -246,7 +300,12 @@ async def main() -> None:
     await reloaded(PRHelper())
     await for_multipath(PRHelper())
     await elsewhere(PRHelper(socket=b"/run/50%/pr/x.sock", owner=(4711, 4712), mode=0o600, backend=Backend.SYSTEMD))
-    await crash_loop(PRHelper(backend=Backend.SYSTEMD))
+    # An administrator's own command is started by systemd each time, the unit's by its shell.
+    for command in (f"ExecStart={PROGRAM}", own_command()):
+        for script in ("kill -SEGV $$", "exit 1"):
+            await crash_loop(PRHelper(backend=Backend.SYSTEMD), command, script)
+    for script in (f"exec {PROGRAM}", "kill -SEGV $$"):
+        await overtaken(PRHelper(backend=Backend.SYSTEMD), script)
     print("done")
 
 

@@ -80,6 +80,85 @@ def test_the_program_is_found_through_a_shell(commands: list[object], program: s
     assert agent._program(commands) == program
 
 
+class PlayedUnits(agent.Systemd):
+    """PID 1 as a row of moments: with each question for a job the next one begins; the last one stays."""
+
+    def __init__(self, *moments: tuple[str, int, str]) -> None:
+        """`moments`: the units' state, job and run."""
+        self.moments = list(moments)
+        self.now = moments[0]
+        self.calls: list[str] = []
+
+    def _get(self, unit: str, interface: str, name: str, kind: str) -> object:
+        assert unit in (agent.SOCKET_UNIT, agent.SERVICE_UNIT)
+        assert interface in ("Unit", "Socket", "Service")
+        if name == "Job":
+            self.now = self.moments.pop(0) if len(self.moments) > 1 else self.moments[0]
+        state, job, run = self.now
+        found: dict[str, tuple[str, object]] = {
+            "Job": ("(uo)", (job, "/job")),
+            "ActiveState": ("s", state),
+            "InvocationID": ("ay", run.encode()),
+            "LoadState": ("s", "loaded"),
+            "Result": ("s", "signal"),
+            "MainPID": ("u", 7),
+            "ExecStart": ("a(sasbttttuii)", []),
+            "CapabilityBoundingSet": ("t", 0),
+        }
+        expected, value = found[name]
+        assert kind == expected
+        return value
+
+    def _call(self, method: str, signature: str = "", *arguments: str) -> None:
+        assert len(signature) == len(arguments)
+        self.calls.append(" ".join([method, *arguments[:1]]))
+
+
+_DIES = "hostd-pr-helper.service dies as soon as it is started; see `journalctl -u hostd-pr-helper.service`"
+_LONG = "hostd-pr-helper.service is activating for more than 0.2 s; see `journalctl -u hostd-pr-helper.service`"
+#: One that comes up and dies, again and again.
+_FLAPPING = [("active", 0, ""), *(("activating", 0, run) for run in "aabbccdd")]
+
+
+@pytest.mark.parametrize(
+    ("moments", "found"),
+    [
+        ([("active", 0, "a")], ("active", "")),
+        ([("inactive", 4, ""), ("activating", 4, "a"), ("active", 0, "a")], ("active", "")),
+        # It was killed from outside, and is started anew once; or twice, which is no row yet.
+        ([("activating", 0, "a"), ("activating", 0, "b"), ("active", 0, "b")], ("active", "")),
+        ([("activating", 0, "a"), ("activating", 0, "b"), ("activating", 0, "c"), ("active", 0, "c")], ("active", "")),
+        (_FLAPPING[1:], ("activating", _DIES)),
+        # By its socket: between the runs it has failed, and there is a job.
+        ([("activating", 0, "a"), *(("failed", 4, run) for run in "bcd")], ("failed", _DIES)),
+    ],
+)
+def test_a_service_settles_or_is_said_not_to(moments: list[tuple[str, int, str]], found: tuple[str, str]) -> None:
+    assert PlayedUnits(*moments)._wait(agent.SERVICE_UNIT) == found
+
+
+def test_one_that_only_takes_long_is_not_one_that_dies() -> None:
+    with pytest.raises(TimeoutError, match=_LONG):
+        PlayedUnits(("activating", 0, "a"))._wait(agent.SERVICE_UNIT, patience=0.2)
+
+
+def test_that_the_service_dies_is_told_with_the_rest() -> None:
+    found = PlayedUnits(*_FLAPPING).query()
+    assert (found["socket"], found["service"], found["trouble"]) == ("active", "activating", _DIES)
+
+
+def test_what_has_to_settle_and_does_not_is_an_error() -> None:
+    with pytest.raises(OSError, match=_DIES):
+        PlayedUnits(*_FLAPPING[1:])._settled(agent.SERVICE_UNIT)
+
+
+def test_a_listener_that_does_not_come_up_is_an_error() -> None:
+    units = PlayedUnits(("inactive", 0, ""), ("failed", 0, "a"))
+    with pytest.raises(OSError, match=r"hostd-pr-helper\.socket did not start: signal; see `journalctl"):
+        units.listen()
+    assert "StartUnit hostd-pr-helper.socket" in units.calls
+
+
 # -- the daemon's end
 
 _PROGRAM = """

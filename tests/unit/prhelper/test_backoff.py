@@ -48,6 +48,23 @@ def test_one_that_never_was_ready_gets_one_try_at_once_and_then_doubling_pauses(
     assert pauses[-1] == LONGEST_USEC == max(pauses)
 
 
+def test_one_that_died_again_already_had_its_try_at_once() -> None:
+    backoff = Backoff()
+    now, pauses = SECOND, []
+    for _ in range(3):
+        backoff.died(now, ready_usec=None, again=True)
+        assert backoff.ends(now)
+        pauses.append(backoff.retry_at - now)
+        now = backoff.retry_at
+    assert pauses == [FIRST_USEC, 2 * FIRST_USEC, 4 * FIRST_USEC]
+
+
+def test_that_the_one_before_was_ready_is_no_merit_of_one_that_died_again() -> None:
+    backoff = Backoff()
+    backoff.died(SECOND, ready_usec=10, again=True)
+    assert backoff.retry_at == SECOND + FIRST_USEC
+
+
 def test_one_that_was_killed_is_replaced_at_once_though_it_never_was_ready() -> None:
     backoff = Backoff()
     for number in range(50):

@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hostd.prhelper.backend import End
 from hostd.prhelper.link import Agent
 from hostd.prhelper.memory import Known, Memory
 from hostd.prhelper.systemd import SystemdBackend
+from tests.support.prhelper import Rival
 from tests.support.wait import eventually
 
 #: As the unit's: starts one helper after the other.
@@ -36,6 +38,10 @@ class Units(Agent):
         self.asked: list[str] = []
         self.load = "loaded"
         self.fails = False
+        self.trouble = ""
+        self.hears_nothing = False
+        #: What happens while the service is being started.
+        self.meanwhile: Callable[[], None] = lambda: None
         self.listener: socket.socket | None = None
         self.command = ["sleep", "60"]
         self.helper: subprocess.Popen[bytes] | None = None
@@ -45,8 +51,12 @@ class Units(Agent):
     async def ask(self, what: str, **arguments: int) -> dict[str, Any]:
         self.asked.append(what + "+reload" * arguments.get("reload", False))
         match what:
-            case "start":
+            case "listen" if self.hears_nothing:
+                raise HelperFailed("systemd did not listen")
+            case "listen":
                 self.listen()
+            case "start":
+                self.meanwhile()
                 self.respawn()
             case "set_apart" if self.no_scopes:
                 raise HelperFailed("no scope can be made")
@@ -56,10 +66,12 @@ class Units(Agent):
             case "stop":
                 self.hang_up()
                 self.kill()
+                self.trouble = ""
         return {
             "load": {"hostd-pr-helper.socket": self.load, "hostd-pr-helper.service": "loaded"},
             "socket": "active" if self.listener else "inactive",
-            "service": "active" if self.helper else "inactive",
+            "service": "activating" if self.trouble else "active" if self.helper else "inactive",
+            "trouble": self.trouble,
             "main_pid": self.helper.pid if self.helper else 0,
             "result": "success" if self.helper else "exit-code",
             "program": "/usr/bin/sleep",
@@ -136,7 +148,7 @@ async def test_started_it_is_found_without_asking_again(bench: Bench) -> None:
     assert found.inode == paths.inode_at(bench.path) == bench.memory.known.inode
     assert (found.program, found.capabilities) == (b"/usr/bin/sleep", 7)
     await bench.backend.find()
-    assert bench.units.asked == ["start+reload"]
+    assert bench.units.asked == ["listen+reload", "start"]
 
 
 async def test_a_death_is_told_with_its_signal(bench: Bench) -> None:
@@ -187,7 +199,7 @@ async def test_a_shells_helpers_are_watched_one_after_the_other(bench: Bench) ->
         os.kill(helper.pid, signal.SIGKILL)
         await eventually(lambda calls=calls: bench.calls > calls, why="the death was told")  # type: ignore[misc]
         assert len(bench.backend.take_ends()) == 1
-    assert bench.units.asked == ["start+reload"], "that is no matter for systemd"
+    assert bench.units.asked == ["listen+reload", "start"], "that is no matter for systemd"
 
 
 async def test_a_shell_that_starts_no_helper_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +221,76 @@ async def test_a_service_that_does_not_start_is_an_end(bench: Bench) -> None:
     found = await bench.backend.find()
     assert found.listening
     assert found.process is None
+
+
+async def test_a_service_that_never_settles_is_an_end_and_can_be_stopped(bench: Bench) -> None:
+    """Whichever of its runs is met by chance."""
+    bench.units.trouble = "it dies at once"
+    end = End("it dies at once", again=True)
+    await bench.backend.start()
+    found = await bench.backend.find()
+    assert (found.listening, found.process) == (True, None)
+    assert bench.backend.take_ends() == [end], "once for one time of waiting"
+    assert bench.calls
+    await bench.backend.find()
+    assert bench.backend.take_ends() == [end], "nobody tells of the next one: it is asked again"
+    assert bench.units.asked == ["listen+reload", "start", "query"]
+    await bench.backend.stop()
+    assert not (await bench.backend.find()).listening
+    assert bench.backend.take_ends() == []
+
+
+@pytest.mark.parametrize("comes_up", [True, False])
+async def test_a_rival_that_binds_while_the_service_starts_keeps_its_socket(bench: Bench, comes_up: bool) -> None:
+    made: list[Rival] = []
+    bench.units.meanwhile = lambda: made.append(Rival(bench.path))
+    bench.units.fails = not comes_up
+    await bench.backend.start()
+    with made[0]:
+        found = await bench.backend.find()
+        rivals = paths.inode_at(bench.path)
+        assert found.listening
+        assert found.inode != rivals
+        await bench.backend.stop()
+        assert paths.inode_at(bench.path) == rivals
+
+
+async def test_a_rival_that_binds_as_soon_as_systemd_did_is_found_out(bench: Bench) -> None:
+    """Before it could be seen what systemd had made."""
+    listen, made = bench.units.listen, []
+
+    def listen_and_lose() -> None:
+        listen()
+        made.append(Rival(bench.path))
+
+    bench.units.listen = listen_and_lose  # type: ignore[method-assign]
+    await bench.backend.start()
+    with made[0]:
+        assert (await bench.backend.find()).inode is None
+        await bench.backend.stop()
+        assert paths.inode_at(bench.path)
+
+
+async def test_where_systemd_says_nothing_what_is_known_stays_known(bench: Bench) -> None:
+    for has_listened in (False, True):
+        if has_listened:
+            bench.units.hears_nothing = False
+            await bench.backend.start()
+        known = bench.memory.known.inode
+        bench.units.hears_nothing = True
+        with pytest.raises(HelperFailed):
+            await bench.backend.start()
+        assert bench.memory.known.inode == known == paths.inode_at(bench.path)
+        assert bench.memory.known.backend == "systemd", "the next hostd looks what came of it"
+
+
+async def test_a_rivals_socket_is_not_removed_whatever_was_thought_of_it(bench: Bench) -> None:
+    await bench.backend.start()
+    bench.units.fails = True
+    with Rival(bench.path):
+        bench.memory.remember(replace(bench.memory.known, inode=paths.inode_at(bench.path)))
+        await bench.backend.stop()
+        assert paths.inode_at(bench.path)
 
 
 async def test_what_an_earlier_hostd_started_is_known_again(bench: Bench) -> None:
