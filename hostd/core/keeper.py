@@ -97,9 +97,9 @@ class Keeper:
         #: VMs that somebody asked to release, so that grace is not waited for.
         self.hurried: set[str] = set()
         self.lazy: set[str] = set()
-        registry.relieve = qemus.relieve
+        registry.relieve = pool.relieve = qemus.relieve
         pool.on_unhung(self._on_unhung)
-        mounts.may_wait = lambda: self.cleaning.busy
+        mounts.when_quiet = self._afterwards.then
 
     # --- events ---
 

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 _SHARE = 20
 #: Two looks are never closer than this (seconds): a VM's umounts come as a burst.
 _SPACING = 0.02
-#: How long a look that is due waits for umounts (seconds).
-_PATIENCE = 0.5
 #: How soon it is tried again where a look failed (seconds).
 _AGAIN = 1.0
 #: How long after the first look at changed rows only the whole table is looked at (seconds).
@@ -52,9 +50,8 @@ class NodeMounts:
         #: Pods whose rows are looked at next time though nothing is told of them.
         self._doubted: set[str] = set()
         self._started = False
-        #: Whether a look may wait, for umounts do; and when the look that waits was asked for.
-        self.may_wait: Callable[[], bool] = lambda: False
-        self._asked_at = 0.0
+        #: Calls a look that is due once no umounts wait for the same processors.
+        self.when_quiet: Callable[[Callable[[], None]], None] = lambda look: look()
         #: Looks so far, and those of them at the whole table; one serves any number of changes.
         self.reads = self.whole_reads = 0
         #: When the last one began (CLOCK_BOOTTIME, µs): all that had happened until then is known.
@@ -152,14 +149,13 @@ class NodeMounts:
         # Until then each of a storm's changes would wake us for nothing.
         loop.remove_reader(self._source.fileno())
         if self._timer is None:
-            self._asked_at = time.monotonic()
-            delay = max(0.0, self._not_before - self._asked_at)
-            self._timer = loop.call_later(delay, self._look_and_tell)
+            self._look_in(max(0.0, self._not_before - time.monotonic()))
+
+    def _look_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, lambda: self.when_quiet(self._look_and_tell))
 
     def _look_and_tell(self) -> None:
-        if self.may_wait() and time.monotonic() < self._asked_at + _PATIENCE:
-            self._timer = asyncio.get_running_loop().call_later(_SPACING, self._look_and_tell)
-            return
         self._timer = None
         # Before the look: what changes from here on is told.
         self._listen()
@@ -167,7 +163,7 @@ class NodeMounts:
             changed = self._look()
         except OSError as error:  # the kernel has no memory for it, say; there are those who wait for a look
             log.warning("the mount table cannot be read, which is tried again: %s", error)
-            self._timer = asyncio.get_running_loop().call_later(_AGAIN, self._look_and_tell)
+            self._look_in(_AGAIN)
             return
         if changed:
             self._changed(changed)

@@ -51,20 +51,14 @@ class Worker:
         """Who that is, for another hostd; None where that could not be found out."""
         return self.link.identity
 
-    def unmount(
-        self,
-        items: Sequence[Item],
-        on_outcome: Callable[[Outcome], None] | None = None,
-        *,
-        not_after: int = _NEVER,
-    ) -> Umounts:
+    def unmount(self, items: Sequence[Item], *, not_after: int = _NEVER) -> Umounts:
         """Has the targets unmounted one by one, see `hostd.linux.umount`: the job is sent on return, and awaited
         for the outcomes.
 
-        `on_outcome` is called as each is done. No target is begun after `not_after` (CLOCK_BOOTTIME, µs): then there
-        are fewer outcomes. The `done` of an error has the outcomes until then.
+        No target is begun after `not_after` (CLOCK_BOOTTIME, µs): then there are fewer outcomes. The `done` of an error
+        has the outcomes until then.
         """
-        return Umounts(self.link, items, not_after, on_outcome)
+        return Umounts(self.link, items, not_after)
 
     async def list_directory(self, path: bytes) -> list[tuple[bytes, int]]:
         """(name, d_type) of an absolute path in the host's namespace, or of one below the kubelet's root.
@@ -132,12 +126,9 @@ class Umounts:
     """An umount job under way, in as many requests as it takes; the first is sent at once. Await it for the outcomes,
     or the error of `Worker`; or have `on_end` called with the outcomes until then and the error, if there is one."""
 
-    def __init__(
-        self, link: Link, items: Sequence[Item], not_after: int, on_outcome: Callable[[Outcome], None] | None
-    ) -> None:
+    def __init__(self, link: Link, items: Sequence[Item], not_after: int) -> None:
         self._link = link
         self._not_after = not_after
-        self._on_outcome = on_outcome
         self._done: list[Outcome] = []
         self._chunks = _requests(items)
         #: How many targets were in the requests that are done, and how many in the one under way.
@@ -193,10 +184,7 @@ class Umounts:
         if not isinstance(value, list):
             raise _not_understood(value)
         for each in value:
-            outcome = _outcome(each, next(self._names, b""))
-            self._done.append(outcome)
-            if self._on_outcome:
-                self._on_outcome(outcome)
+            self._done.append(_outcome(each, next(self._names, b"")))
 
     def _on_answer(self, answer: object, error: Exception | None) -> None:
         if error is None:

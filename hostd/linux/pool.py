@@ -76,6 +76,8 @@ class WorkerPool:
         self._unhung: list[Callable[[Hung], None]] = []
         #: Called when a worker may have come free for one who `take`s it, and when none will.
         self.on_free: Callable[[], None] = lambda: None
+        #: Asked where a worker cannot be started whether it is worth trying again at once.
+        self.relieve: Callable[[OSError], bool] = lambda _: False
         self._umounts_first = False
         self._hung: dict[Link, Hung] = {}
         self._greetings: set[asyncio.Task[None]] = set()
@@ -283,6 +285,8 @@ class WorkerPool:
             try:
                 link = Link(self._hung_after, self._changed, self.inotify.fileno() if self.inotify else -1, self._notes)
             except OSError as error:
+                if self.relieve(error):
+                    continue
                 self._failed(f"cannot start a worker process: {error}")
                 return
             self._links.append(link)

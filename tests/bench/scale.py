@@ -51,7 +51,7 @@ def crowds() -> Iterator[Figure]:
     yield from all_die(200, 3, peer=True)
     yield from all_die(200, 3, foreign=5000)
     yield from all_die(200, 3, foreign=5000, others=True)
-    yield from all_die(1000, 4, rounds=3)
+    yield from all_die(1000, 4, rounds=3, peer=True)
 
 
 def _others(node: Node) -> Child:

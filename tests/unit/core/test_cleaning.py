@@ -14,6 +14,7 @@ from hostd.config import Config
 from hostd.core import passes, turns
 from hostd.core.keeper import Keeper
 from hostd.core.model import VM, LayerState, State
+from hostd.core.mounts import NodeMounts
 from hostd.core.service import VMExited, VMReleased
 from hostd.linux.pidfd import End
 from tests.support.simulation import Hostd, Kernel, Task, target_of
@@ -87,6 +88,23 @@ def test_nothing_is_said_before_all_umounts_were_sent(crowd: Crowd) -> None:
         if crowd.hostd.events:
             assert not crowd.hostd.keeper.cleaning.crowded
     assert crowd.kernel.mounts == []
+
+
+def test_the_mount_table_is_looked_at_when_no_umounts_wait(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look would take a processor from them."""
+    whole = NodeMounts._look
+    busy: list[bool] = []
+
+    def look(mounts: NodeMounts) -> set[str]:
+        busy.append(crowd.hostd.keeper.cleaning.busy)
+        return whole(mounts)
+
+    monkeypatch.setattr(NodeMounts, "_look", look)
+    crowd.die()
+    crowd.hostd.advance(5)
+    assert crowd.kernel.mounts == []
+    assert busy, "it was looked at"
+    assert not any(busy)
 
 
 def test_what_takes_long_to_look_at_is_sent_before_it_is_old(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ async def test_it_holds_its_vm_until_the_descriptor_is_closed(held: Held) -> Non
     os.close(fd)
     await eventually(lambda: held.ended == [WHO])
     assert held.now.of(POD) == []
+    assert held.now._on == {}, "of VMs that were held once nothing is kept"
     assert held.files() == []
 
 

@@ -96,6 +96,13 @@ def test_a_death_of_which_nothing_can_be_told_is_a_death(bench: Bench, monkeypat
     assert bench.mounted() == []
 
 
+@pytest.mark.parametrize("who", ["registry", "pool"])
+def test_what_needs_a_descriptor_may_have_one_that_only_makes_things_quicker(bench: Bench, who: str) -> None:
+    bench.vm()
+    keeper = bench.start().keeper
+    assert getattr(keeper, who).relieve == keeper.qemus.relieve
+
+
 def test_a_fault_at_one_vm_delays_no_other_and_passes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     faulty, good = bench.vm(POD), bench.vm(OTHER)
     hostd = bench.start()

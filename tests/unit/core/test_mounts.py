@@ -108,6 +108,24 @@ async def test_one_read_answers_many_who_wait_and_begins_after_they_asked(table:
     assert table.mounts.reads - before <= 2
 
 
+async def test_a_look_may_be_put_off_and_sees_all_that_came_meanwhile(table: Table) -> None:
+    put_off: list[Callable[[], None]] = []
+    table.mounts.when_quiet = put_off.append
+    table.mounts.start()
+    table.mounts.read()
+    table.namespace.tmpfs(table.target())
+    waiting = asyncio.create_task(table.mounts.fresh(POD))
+    await eventually(lambda: put_off)
+    table.namespace.tmpfs(table.target(pod=OTHER))
+    await asyncio.sleep(0.05)
+    assert (len(put_off), table.told, waiting.done()) == (1, [], False)
+    put_off.pop()()
+    await waiting
+    assert table.told == [{POD, OTHER}]
+    table.namespace.umount(table.target())
+    await eventually(lambda: put_off, why="the next change asks anew")
+
+
 async def test_a_storm_costs_few_reads_and_ends_with_a_true_picture(table: Table) -> None:
     table.mounts.start()
     table.mounts.read()

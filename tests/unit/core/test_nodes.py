@@ -140,6 +140,16 @@ async def test_of_a_pod_that_was_forgotten_nothing_is_told(tmp_path: Path, inoti
     bench.nodes.close()
 
 
+async def test_a_watch_that_has_ended_is_not_ended_again(tmp_path: Path, inotify: Inotify) -> None:
+    bench = Bench(tmp_path, inotify)
+    await bench.nodes.look(bench.vm)
+    bench.touch("one")
+    await eventually(lambda: bench.told == [POD])
+    bench.nodes.forget(POD)
+    assert (bench.nodes._watched, bench.nodes._watches) == ({}, {})
+    bench.nodes.close()
+
+
 async def test_nothing_is_kept_of_a_pod_that_is_forgotten_while_it_is_looked_at(
     tmp_path: Path, inotify: Inotify
 ) -> None:

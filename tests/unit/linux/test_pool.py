@@ -6,6 +6,7 @@ import asyncio
 import errno
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
@@ -22,8 +23,6 @@ from tests.support.mountns import MountNamespace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-
-    from hostd.linux.umount import Outcome
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -75,12 +74,9 @@ def dead(host: MountNamespace, name: bytes) -> DeadFileSystem:
 
 async def test_unmounts_in_the_other_namespace(host: MountNamespace, pool: WorkerPool) -> None:
     items = bind(host, b"a", b"b b", b"\xff\n")
-    told: list[Outcome] = []
-    async with pool.worker() as worker:
-        outcomes = await worker.unmount(items, told.append)
+    outcomes = await pool.run("unmount", items)
     assert [outcome.relative for outcome in outcomes] == [relative for relative, _, _ in items]
     assert all(outcome[1:] == (1, 0, "", True, False, False) for outcome in outcomes)
-    assert told == outcomes
     assert host.targets() == []
 
 
@@ -98,17 +94,6 @@ async def test_a_path_that_no_message_holds(host: MountNamespace, pool: WorkerPo
     (outcome,) = await pool.run("unmount", [item(b"x" * 5000)])
     assert outcome.errno == errno.ENAMETOOLONG
     assert (await pool.run("unmount", bind(host, b"a")))[0].removed
-
-
-async def test_what_a_listener_raises_reaches_the_caller(host: MountNamespace, pool: WorkerPool) -> None:
-    def listener(_: Outcome) -> None:
-        raise KeyError("mine")
-
-    async with pool.worker() as worker:
-        with pytest.raises(KeyError, match="mine"):
-            await worker.unmount(bind(host, b"a", b"b"), listener)
-    await until(lambda: worker.pid not in children())
-    assert (await pool.run("unmount", bind(host, b"c")))[0].removed
 
 
 @pytest.mark.parametrize("answer", [(0, "no outcome"), (1,), (2, 5), (7, 7, 7), ()])
@@ -213,15 +198,13 @@ async def test_the_hung_one_is_named_and_what_follows_is_never_touched(host: Mou
     came_back: list[Hung] = []
     pool.on_unhung(came_back.append)
     with dead(host, b"m") as server:
-        told: list[Outcome] = []
         async with pool.worker() as worker:
             with pytest.raises(WorkerHung) as caught:
-                await worker.unmount([*before, item(b"m"), *after], told.append)
+                await worker.unmount([*before, item(b"m"), *after])
         assert (caught.value.relative, caught.value.pid) == (b"pods/m", worker.pid)
         # Of a quick one just before it the table tells, if not the worker.
         assert {outcome.relative for outcome in caught.value.done} <= {b"pods/a"}
         assert host.base + b"/kubelet/pods/a" not in host.targets()
-        assert told == caught.value.done
         (hung,) = pool.hung
         assert (hung.what, hung.pid) == (b"pods/m", worker.pid)
         # Others are served at once, while it hangs.
@@ -234,6 +217,29 @@ async def test_the_hung_one_is_named_and_what_follows_is_never_touched(host: Mou
     assert pool.hung == []
     assert host.base + b"/kubelet/pods/z" in host.targets()
     await until(lambda: worker.pid not in children())
+
+
+@pytest.mark.parametrize("relief", [True, False])
+async def test_where_no_descriptor_is_left_for_a_worker_others_are_asked_for(pool: WorkerPool, relief: bool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    failures: list[int | None] = []
+
+    def relieve(error: OSError) -> bool:
+        failures.append(error.errno)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return relief
+
+    pool.relieve = relieve
+    try:
+        async with pool.worker() as worker:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            os.kill(worker.pid, signal.SIGKILL)
+            await until(lambda: failures)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert failures == [errno.EMFILE]
+    assert ("Too many open files" in pool.problem) != relief, "without relief it is tried later"
+    await until(lambda: len(pool._idle) == 3)
 
 
 async def test_a_stopped_worker_is_a_hung_one(host: MountNamespace, pool: WorkerPool) -> None:
