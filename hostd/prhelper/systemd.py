@@ -181,6 +181,7 @@ class SystemdBackend:
         known = self._memory.known
         ours = known.inode if known.backend == self.name and paths.inode_at(self._path) == known.inode else None
         self._remember(ours)
+        self._units = None
         await self._agent.ask("listen", reload=changed)
         if ours is None:
             # At once: the service may take long to start, and who binds meanwhile is a rival. It is not connected to,

@@ -282,6 +282,8 @@ async def test_where_systemd_says_nothing_what_is_known_stays_known(bench: Bench
             await bench.backend.start()
         assert bench.memory.known.inode == known == paths.inode_at(bench.path)
         assert bench.memory.known.backend == "systemd", "the next hostd looks what came of it"
+        await bench.backend.find()
+        assert bench.units.asked[-1] == "query", "and so does this one"
 
 
 async def test_a_rivals_socket_is_not_removed_whatever_was_thought_of_it(bench: Bench) -> None:
