@@ -11,6 +11,7 @@ import signal
 import socket
 import stat
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from hostd.prhelper.supervisor import Supervisor
 from tests.support.wait import DEADLINE, eventually, until
 
 PROGRAM = "/usr/bin/qemu-pr-helper"
+_TIMEVAL = struct.Struct("@ll")
 
 
 class Client:
@@ -36,12 +38,15 @@ class Client:
 
     def __init__(self, path: bytes) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(DEADLINE)
+        # Waits for a place in the queue, as QEMU does: a helper that made its socket itself has room for one or two
+        # there, and with a time-out of Python's the kernel would not wait.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(DEADLINE), 0))
         try:
             self.socket.connect(path)
         except OSError:
             self.socket.close()
             raise
+        self.socket.settimeout(DEADLINE)
 
     def greet(self) -> Self:
         """The handshake."""
