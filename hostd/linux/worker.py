@@ -149,7 +149,11 @@ class Worker:
         except OSError as error:
             reason = f"the kubelet's root {os.fsdecode(self._root)!r} cannot be opened: {error.strerror}"
             number = error.errno or errno.EIO
-            return [tuple(umount.Outcome(relative, 0, number, reason, False, True)) for relative, _, _ in items]
+            failed = [tuple(umount.Outcome(relative, 0, number, reason, False, True)) for relative, _, _ in items]
+            while len(failed) > TELL_MOST:
+                self._part(failed[:TELL_MOST])
+                del failed[:TELL_MOST]
+            return failed
         with contextlib.suppress(OSError):  # the disk is full, say: no reason not to unmount
             self._note.write([relative for relative, _, _ in items])
         neighbours = umount.Neighbours(root_fd)

@@ -241,6 +241,13 @@ class Failures(logging.Handler):
         self.said.append(record.getMessage())
 
 
+def connected(path: bytes) -> Client | None:
+    """One who waits at the socket; None while nobody listens."""
+    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+        return Client(path)
+    return None
+
+
 async def crash_loop(config: PRHelper, command: str, script: str) -> None:
     """The listener is closed, whoever is connected, and nobody waits for a service that cannot come to rest."""
     failures = Failures()
@@ -249,8 +256,9 @@ async def crash_loop(config: PRHelper, command: str, script: str) -> None:
         helper = supervisor(config)
         await helper.start()
         enabling = asyncio.create_task(helper.enable())
-        await eventually(lambda: os.path.exists(config.socket), why="the listener is there")
-        with contextlib.suppress(ConnectionRefusedError), Client(config.socket):
+        waiting = await eventually(lambda: connected(config.socket), why="the listener is there")
+        assert waiting
+        with waiting:
             await reaches(helper, "backing-off", lambda: active(SOCKET) == "inactive")
         await enabling
         await eventually(lambda: active(SERVICE) in ("inactive", "failed"), why="systemd does not go on either")
